@@ -110,6 +110,12 @@ TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
     if (section != "orchestrator") {
       EXPECT_THAT(Refusal(section + " { weight_budget_bytes: 300 }"),
                   HasSubstr(section + ".weight_budget_bytes is 300; it must be between 1048576"));
+      EXPECT_THAT(Refusal(section + " { scrub_bytes_per_s: 300 }"),
+                  HasSubstr(section + ".scrub_bytes_per_s is 300; it must be between 65536"));
+      EXPECT_THAT(Refusal(section + " { scrub_interval_s: 40000000 }"),
+                  HasSubstr(section + ".scrub_interval_s is 40000000; it must be between 1"));
+      auto never = ParseConfig(section + " { scrub_bytes_per_s: 0 }", "test");
+      EXPECT_TRUE(never.ok() && FillDefaults(&*never).ok());
       for (const char* rows : {"1", "257"}) {
         EXPECT_THAT(
             Refusal(section + " { tree_rows: " + rows + " }"),

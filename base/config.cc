@@ -246,6 +246,13 @@ absl::Status FillModel(const Filler& filler, const std::string& section, std::st
   if (model->speculation() == proto::SPECULATION_UNSPECIFIED) {
     model->set_speculation(proto::SPECULATION_AUTO);
   }
+  if (!model->has_scrub_bytes_per_s()) model->set_scrub_bytes_per_s(uint64_t{32} << 20);
+  if (model->scrub_bytes_per_s() != 0) {
+    WITHY_RETURN_IF_ERROR(filler.CheckRange(section + ".scrub_bytes_per_s",
+                                            model->scrub_bytes_per_s(), uint64_t{1} << 16,
+                                            uint64_t{1} << 44));
+  }
+  WITHY_FILL(section, model, scrub_interval_s, 86400, 1, 31536000);
   if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
   WITHY_RETURN_IF_ERROR(
       filler.CheckRange(section + ".idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));

@@ -4,6 +4,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -42,6 +44,16 @@ inline absl::Status ErrnoError(std::string_view what) {
 inline absl::Status Annotate(const absl::Status& status, std::string_view prefix) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(ToAbsl(prefix), ": ", status.message()));
+}
+
+// One error of several: the first one's code, all messages. OK if `problems` is empty.
+inline absl::Status JoinProblems(std::span<const absl::Status> problems) {
+  if (problems.empty()) return absl::OkStatus();
+  std::string text;
+  for (const absl::Status& problem : problems) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", problem.message());
+  }
+  return absl::Status(problems.front().code(), text);
 }
 
 }  // namespace withy

@@ -487,7 +487,7 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   ASSERT_TRUE(engine::WriteSynthModel(*engine::FindSynthShape("tiny"),
                                       *engine::FindSynthType("q8_0"), 1, path)
                   .ok());
-  const auto good = Inspect(path, "");
+  const auto good = Inspect(path, {});
   ASSERT_TRUE(good.ok()) << good.status();
   EXPECT_TRUE(good->problems.empty());
   EXPECT_GT(good->shape.layers, 0);
@@ -496,9 +496,9 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_THAT(InspectionJson(*good), HasSubstr("\"can_be_served\":true"));
 
   std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
-  EXPECT_FALSE(Inspect(path, "").ok());
+  EXPECT_FALSE(Inspect(path, {}).ok());
   std::filesystem::remove(path);
-  EXPECT_EQ(Inspect(path, "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Inspect(path, {}).status().code(), absl::StatusCode::kNotFound);
 }
 
 // The figure in docs/operations.md.
@@ -527,7 +527,7 @@ TEST(InspectTest, SaysOfAFileWhatTheWorkersSay) {
       writer.AddTensor(tensor.name, tensor.type, tensor.dims, file->Data(tensor));
     }
     EXPECT_TRUE(writer.Write(changed).ok());
-    return *Inspect(changed, "");
+    return *Inspect(changed, {});
   };
   const Inspection named =
       inspect([](engine::GgufWriter& writer) { writer.SetString("general.name", "mod\xE8le"); });
@@ -544,6 +544,15 @@ TEST(InspectTest, SaysOfAFileWhatTheWorkersSay) {
     EXPECT_THAT(InspectionText(refused), HasSubstr("served     no"));
     EXPECT_THAT(InspectionJson(refused), HasSubstr("\"can_be_served\":false"));
   }
+  // Nothing names the template and the pre-tokenizer: what is done instead is told.
+  const Inspection bare = inspect([](engine::GgufWriter& writer) {
+    writer.SetString("tokenizer.chat_template", "");
+    writer.SetString("tokenizer.ggml.pre", "");
+  });
+  EXPECT_TRUE(bare.problems.empty());
+  ASSERT_FALSE(bare.text.warnings.empty());
+  EXPECT_THAT(InspectionText(bare), HasSubstr("warning: the file has no chat template"));
+  EXPECT_THAT(InspectionJson(bare), HasSubstr("\"warnings\":[\"the file has no chat template"));
   std::filesystem::remove(plain);
   std::filesystem::remove(changed);
 }
@@ -553,7 +562,7 @@ TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
   engine::SynthShape shape = *engine::FindSynthShape("tiny");
   shape.levels = {45, 70};
   ASSERT_TRUE(engine::WriteSynthModel(shape, *engine::FindSynthType("q8_0"), 1, path).ok());
-  const auto elastic = Inspect(path, "");
+  const auto elastic = Inspect(path, {});
   ASSERT_TRUE(elastic.ok()) << elastic.status();
   EXPECT_TRUE(elastic->problems.empty());
   EXPECT_THAT(InspectionText(*elastic), HasSubstr("45, 70, 100 %, LoRA of rank 8"));
@@ -568,7 +577,7 @@ TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {
 }
 
 TEST(InspectTest, ATlmIsNamedAsOne) {
-  const auto tlm = Inspect("models/withy-pocket-tlm-q8_0.gguf", "");
+  const auto tlm = Inspect("models/withy-pocket-tlm-q8_0.gguf", {});
   ASSERT_TRUE(tlm.ok()) << tlm.status();
   EXPECT_TRUE(tlm->problems.empty()) << tlm->problems[0];
   EXPECT_THAT(InspectionText(*tlm), HasSubstr("as the TLM: for orchestrator.tlm_path"));

@@ -101,8 +101,8 @@ std::string SampleChat(const engine::ChatTemplate& chat) {
   return rendered.ok() ? rendered->Text() : std::string(rendered.status().message());
 }
 
-void InspectModel(const engine::GgufFile& file, std::string_view chat_template, Inspection* out) {
-  const engine::Servability judged = engine::JudgeServability(file, chat_template);
+void InspectModel(const engine::GgufFile& file, const engine::TextOptions& text, Inspection* out) {
+  const engine::Servability judged = engine::JudgeServability(file, text);
   for (const absl::Status& problem : judged.problems) Note(problem, out);
   if (judged.layout) {
     out->shape = judged.layout->shape;
@@ -113,11 +113,11 @@ void InspectModel(const engine::GgufFile& file, std::string_view chat_template, 
       out->level_bytes.push_back(LevelBytes(file, out->shape, level));
     out->anchors = file.GetIntArray("withy.level.anchors").value_or(std::vector<int64_t>());
   }
+  out->text = judged.text;
   if (judged.tokenizer != nullptr) out->vocabulary = judged.tokenizer->vocab_size();
   if (judged.chat) {
     out->chat_template = judged.chat->name();
     out->executes_template = judged.chat->executes_file();
-    out->chat_note = judged.chat->note();
     out->sample_chat = SampleChat(*judged.chat);
   }
 }
@@ -133,23 +133,23 @@ void InspectTlm(const engine::GgufFile& file, const std::string& path, Inspectio
 
 }  // namespace
 
-absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view chat_template) {
+absl::StatusOr<Inspection> Inspect(const std::string& path, const engine::TextOptions& text) {
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   Inspection out;
   out.path = path;
   out.file_bytes = file.bytes().size();
   out.gguf_version = file.version();
-  const auto text = [&file](const char* key) {
+  const auto shown = [&file](const char* key) {
     return ValidUtf8(file.GetStringOr(key, "").value_or(""), kMaxShownBytes);
   };
-  out.architecture = text("general.architecture");
-  out.name = text("general.name");
-  out.tokenizer = text("tokenizer.ggml.model");
+  out.architecture = shown("general.architecture");
+  out.name = shown("general.name");
+  out.tokenizer = shown("tokenizer.ggml.model");
   CountTensors(file, &out);
   if (out.architecture == kTlmArchitecture) {
     InspectTlm(file, path, &out);
   } else {
-    InspectModel(file, chat_template, &out);
+    InspectModel(file, text, &out);
   }
   return out;
 }
@@ -275,7 +275,10 @@ std::string InspectionText(const Inspection& in) {
   std::string text = Table(rows);
   for (const std::string& problem : in.problems)
     absl::StrAppend(&text, "  ", Printable(problem), "\n");
-  if (!in.chat_note.empty()) absl::StrAppend(&text, "note: ", Printable(in.chat_note), "\n");
+  for (const std::string& warning : in.text.warnings)
+    absl::StrAppend(&text, "warning: ", Printable(warning), "\n");
+  for (const std::string& note : in.text.notes)
+    absl::StrAppend(&text, "note: ", Printable(note), "\n");
   if (!in.sample_chat.empty()) {
     absl::StrAppend(&text, "\na sample chat, as the model gets it:\n");
     for (const absl::string_view line : absl::StrSplit(in.sample_chat, '\n')) {
@@ -315,7 +318,8 @@ std::string InspectionJson(const Inspection& in) {
                                {"vocabulary", in.vocabulary},
                                {"chat_template", in.chat_template},
                                {"executes_chat_template", in.executes_template},
-                               {"chat_note", in.chat_note},
+                               {"notes", in.text.notes},
+                               {"warnings", in.text.warnings},
                                {"sample_chat", in.sample_chat},
                                {"levels_percent", percents},
                                {"levels", LevelsJson(in)},

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/encoder/shape.h"
+#include "engine/model/bundle.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/shape.h"
 
@@ -40,7 +41,7 @@ struct Inspection {
   int32_t vocabulary = 0;
   std::string chat_template;            // the format's name
   bool executes_template = false;       // the file's own template is executed
-  std::string chat_note;                // why it is not; empty if there is nothing to say
+  engine::TextNotes text;               // what the file does not say of its text
   std::string sample_chat;              // a short chat, as the model would get it
   std::optional<engine::TlmShape> tlm;  // set: the file is a TLM, for orchestrator.tlm_path
   std::vector<TypeShare> types;         // most bytes first
@@ -48,7 +49,7 @@ struct Inspection {
 };
 
 // Errors: of opening the file. Problems inside a readable file are listed in `problems`.
-absl::StatusOr<Inspection> Inspect(const std::string& path, std::string_view chat_template);
+absl::StatusOr<Inspection> Inspect(const std::string& path, const engine::TextOptions& text);
 
 std::string InspectionText(const Inspection& inspection);
 std::string InspectionJson(const Inspection& inspection);

@@ -41,6 +41,9 @@ int ListModels(const Args& args) {
   }
   std::cout << Table(rows);
   for (const v1::ModelDescription& model : models->models()) {
+    if (!model.warning().empty()) {
+      std::cout << model.role() << ": warning: " << Printable(model.warning()) << "\n";
+    }
     if (!model.note().empty()) std::cout << model.role() << ": " << Printable(model.note()) << "\n";
   }
   for (const std::string& note : models->notes()) std::cout << Printable(note) << "\n";
@@ -49,7 +52,9 @@ int ListModels(const Args& args) {
 
 int RunInspect(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("models inspect takes one FILE");
-  const auto inspection = Inspect(args.positional()[0], args.Get("chat-template"));
+  const auto inspection = Inspect(
+      args.positional()[0],
+      {.chat_template = args.Get("chat-template"), .pre_tokenizer = args.Get("pre-tokenizer")});
   if (!inspection.ok()) return Fail(inspection.status());
   if (args.Has("plots")) {
     const auto plots = WritePlots(args.positional()[0], args.Get("plots"));
@@ -148,6 +153,7 @@ std::vector<Command> ModelCommands() {
        "FILE",
        "describe a GGUF file and whether withy can serve it (exit code 1 if not)",
        {{"chat-template", "NAME", "use this chat template instead of the file's"},
+        {"pre-tokenizer", "NAME", "use this pre-tokenizer instead of the file's"},
         {"plots", "DIR", "also plot the data that an elastic file's levels were chosen by (SVG)"},
         json},
        RunInspect},

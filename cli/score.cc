@@ -17,6 +17,7 @@
 #include "cli/output.h"
 #include "cli/prompt_flags.h"
 #include "cli/score_text.h"
+#include "cli/terminal_text.h"
 #include "cli/token_json.h"
 #include "cli/utf8.h"
 #include "engine/session/scored_text.h"
@@ -126,6 +127,9 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenFile(const std::string&
   options.model.progress = [&](double done, std::string_view what) { bar.Update(done, what); };
   auto model = engine::OpenServedModel(options);
   if (!model.ok()) return Annotate(model.status(), path);
+  for (const std::string& warning : (*model)->bundle.text.warnings) {
+    std::cerr << "warning: " << Printable(warning) << "\n";
+  }
   return model;
 }
 

@@ -168,6 +168,7 @@ bool LeaseTable::TryAdmit(LeaseId id) {
   Context* context = ContextOf(lease);
   Invariant(context == nullptr || (context->holder == 0 && !context->locked),
             "a lease is admitted to a context that is free");
+  if (context != nullptr && !kv_.compresses_ahead) LeaveSmallerSlots(&context->kv);
   const auto change = [&] {
     const uint32_t held = HeldChunks(lease);
     const uint32_t chunks =

@@ -255,15 +255,13 @@ class ManyCallers {
   }
   void WorkOnIdle() {
     const std::string context(1, static_cast<char>('a' + Pick(6)));
-    uint64_t evicted = 0;
     if (writing_.has_value()) {
       table_.idle().FinishWrite(*std::exchange(writing_, std::nullopt), ++copies_);
       Apply(table_.Advance());
     } else if (Pick(2) == 0) {
       writing_ = table_.idle().BeginWrite(context, Pick(6));
-    } else if (const auto work =
-                   table_.idle().BeginDemotion(context, Pick(6), KvFormat::kQ4, &evicted)) {
-      table_.idle().FinishDemotion(*work, true);
+    } else if (const auto work = table_.idle().BeginDemotion(context, Pick(6), KvFormat::kQ4)) {
+      table_.idle().FinishDemotion(*work, KvFormat::kQ4);
       Apply(table_.Advance());
     }
   }

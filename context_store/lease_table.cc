@@ -176,7 +176,6 @@ std::vector<ChunkLoad> LeaseTable::BeginLoad(LeaseId id, const LoadRules& rules,
   if (!found.ok() || (*found)->context_id.empty()) return {};
   Lease& lease = **found;
   Context& context = *ContextOf(lease);
-  if (!kv_.compresses_ahead) LeaveSmallerSlots(&context.kv);
   std::vector<uint32_t> missing;
   for (uint32_t i = 0; i < context.kv.chunks.size(); ++i) {
     if (!context.kv.chunks[i].slot.has_value()) missing.push_back(i);

@@ -8,7 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "base/board.h"
 #include "base/clock.h"
 #include "base/compute_baton.h"
@@ -20,6 +23,7 @@
 #include "draft_worker/service.h"
 #include "engine/session/cost_probe.h"
 #include "engine/session/kernel_spans.h"
+#include "engine/session/weight_guard.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
 #include "telemetry/recorder.h"
@@ -61,6 +65,7 @@ class DraftWorker final : public rpc::Process {
                                                         .answers = &answers_},
                                                        {service_.get()}));
     server_->SetServing(true);
+    if (model_ != nullptr) GuardWeights(config);
     return absl::OkStatus();
   }
 
@@ -74,8 +79,32 @@ class DraftWorker final : public rpc::Process {
 
   bool MakesProgress() override { return answerer_ == nullptr || answerer_->MakesProgress(); }
   int64_t PieceNanos() override { return answerer_ == nullptr ? 0 : answerer_->PieceNanos(); }
+  absl::Status MustRestart() override {
+    const absl::MutexLock lock(&restart_mutex_);
+    return restart_;
+  }
 
  private:
+  void GuardWeights(const proto::Config& config) {
+    engine::WeightGuardOptions options =
+        engine::GuardOptionsFromWire(config.draft(), config.state_dir());
+    options.busy = [this] {
+      const AnswererLoad load = answerer_->load();
+      return load.running + load.queued > 0;
+    };
+    options.on_harmless = [](const absl::Status& damage) {
+      spdlog::error("{}", std::string(damage.message()));
+    };
+    options.on_unusable = [this](const absl::Status& why) {
+      {
+        const absl::MutexLock lock(&restart_mutex_);
+        restart_ = why;
+      }
+      answerer_->Drain(absl::ZeroDuration());
+    };
+    guard_.emplace(*model_->bundle.model, std::move(options), *packed_metrics_);
+  }
+
   // "" also if the target's file cannot be read here: it may be on another board.
   static std::string Misfit(const proto::Config& config) {
     const auto why = WhyNoDraftFor(config.draft().path(), config.model().path());
@@ -96,7 +125,14 @@ class DraftWorker final : public rpc::Process {
     kernels_->Watch(false);  // not while the board is measured
     engine::ServedModelOptions options = engine::OptionsFromWire(draft, config.state_dir());
     options.model.kernel_observer = kernels_.get();
+    packed_metrics_.emplace(*recorder_);
+    options.model.on_damage = [&](const absl::Status& damage) {
+      packed_metrics_->Damaged();
+      spdlog::warn("{}: packing {} again", std::string(damage.message()), draft.path());
+    };
     WITHY_ASSIGN_OR_RETURN(model_, engine::OpenServedModel(options));
+    for (const std::string& text : model_->bundle.text.notes) spdlog::info("{}", text);
+    for (const std::string& text : model_->bundle.text.warnings) spdlog::warn("{}", text);
     kernels_->set_layers(model_->bundle.model->info().layers);
     WITHY_ASSIGN_OR_RETURN(
         const engine::WorkerCost cost,
@@ -132,6 +168,7 @@ class DraftWorker final : public rpc::Process {
                                       {.queue_limit = draft.queue_limit(),
                                        .defaults = defaults,
                                        .note = note,
+                                       .warning = absl::StrJoin(model_->bundle.text.warnings, "; "),
                                        .baton = baton_.has_value() ? &*baton_ : nullptr},
                                       answers_);
     return absl::OkStatus();
@@ -139,6 +176,7 @@ class DraftWorker final : public rpc::Process {
 
   // Destroyed in reverse order. Without a draft there is no model and no answerer.
   std::unique_ptr<telemetry::Recorder> recorder_;
+  std::optional<engine::PackedFileMetrics> packed_metrics_;
   std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
   std::optional<ComputeBaton> baton_;
@@ -146,6 +184,9 @@ class DraftWorker final : public rpc::Process {
   rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
+  absl::Mutex restart_mutex_;
+  absl::Status restart_ ABSL_GUARDED_BY(restart_mutex_);
+  std::optional<engine::WeightGuard> guard_;
 };
 
 }  // namespace

@@ -227,6 +227,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     const engine::ModelInfo& info = model_.bundle.model->info();
     *response->mutable_model() = engine::Describe(info, "draft", model_.window, options_.defaults);
     response->mutable_model()->set_note(options_.note);
+    response->mutable_model()->set_warning(options_.warning);
     *response->mutable_cost() = engine::ToWire(cost_, info);
     response->set_instance(instance_);
     response->set_encoder_fingerprint(encoder_fingerprint_);
@@ -241,8 +242,9 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     status->set_running_calls(wire->running_calls());
     status->set_queued_calls(wire->queued_calls());
     status->set_queue_limit(wire->queue_limit());
-    status->set_detail(absl::StrCat(info.name, "; ", engine::Describe(cost_),
-                                    options_.note.empty() ? "" : "; ", options_.note));
+    status->set_detail(absl::StrCat(
+        info.name, "; ", engine::Describe(cost_), options_.note.empty() ? "" : "; ", options_.note,
+        options_.warning.empty() ? "" : "; warning: ", options_.warning));
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;

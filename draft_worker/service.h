@@ -22,6 +22,7 @@ struct DraftServiceOptions {
   size_t queue_limit = 0;
   engine::AnswerDefaults defaults;
   std::string note;               // ModelDescription.note
+  std::string warning = {};       // ModelDescription.warning
   ComputeBaton* baton = nullptr;  // by which trees grow while the target waits; null: they do not
 };
 

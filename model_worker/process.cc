@@ -11,6 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "base/board.h"
 #include "base/clock.h"
 #include "base/compute_baton.h"
@@ -21,6 +25,7 @@
 #include "engine/session/conversation.h"
 #include "engine/session/kernel_spans.h"
 #include "engine/session/served_model.h"
+#include "engine/session/weight_guard.h"
 #include "model_worker/chunk_identity.h"
 #include "model_worker/draft_client.h"
 #include "model_worker/lease_client.h"
@@ -44,6 +49,11 @@ namespace {
 
 engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
   return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
+}
+
+// KV of before weights were found damaged has another one.
+std::string KvModelId(const engine::ModelInfo& info) {
+  return info.kv_epoch == 0 ? info.id : absl::StrCat(info.id, "-", info.kv_epoch);
 }
 
 SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
@@ -70,7 +80,8 @@ std::optional<ComputeBaton> BatonFor(const proto::Config& config, const engine::
 constexpr uint32_t kRingCapacity = 16384;
 
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config,
-                                                               engine::KernelSpans& kernels) {
+                                                               engine::KernelSpans& kernels,
+                                                               engine::PackedFileMetrics& packed) {
   engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
   options.model.kernel_observer = &kernels;
   options.model.progress = [&options, logged = -1](double done, std::string_view) mutable {
@@ -79,9 +90,14 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
       spdlog::info("packing {} into {}: {} %", options.path, options.model.cache_dir, tenth * 10);
     }
   };
+  options.model.on_damage = [&](const absl::Status& damage) {
+    packed.Damaged();
+    spdlog::warn("{}: packing {} again", std::string(damage.message()), options.path);
+  };
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
-  if (!model->bundle.chat.note().empty()) spdlog::warn("{}", model->bundle.chat.note());
+  for (const std::string& note : model->bundle.text.notes) spdlog::info("{}", note);
+  for (const std::string& warning : model->bundle.text.warnings) spdlog::warn("{}", warning);
   kernels.set_layers(model->bundle.model->info().layers);
   spdlog::info("opened {} in {} ms ({} kernels, {} threads)", options.path,
                (Clock::Real().SteadyNanos() - started) / kNanosPerMilli,
@@ -161,7 +177,8 @@ class ModelWorker final : public rpc::Process {
                                                      {.ring_capacity = kRingCapacity}));
     kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
     kernels_->Watch(false);  // not while the board is measured
-    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config, *kernels_));
+    packed_metrics_.emplace(*recorder_);
+    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config, *kernels_, *packed_metrics_));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     kernels_->set_share(engine::KernelSpanShare(config.profiler()));
     kernels_->Watch(true);
@@ -179,6 +196,7 @@ class ModelWorker final : public rpc::Process {
 
     WITHY_RETURN_IF_ERROR(PrepareLeases(config, cost));
     StartScheduler(config, cost);
+    GuardWeights(config);
     return Serve(config, cost);
   }
 
@@ -194,12 +212,34 @@ class ModelWorker final : public rpc::Process {
 
   bool MakesProgress() override { return scheduler_->MakesProgress(); }
   int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
+  absl::Status MustRestart() override {
+    const absl::MutexLock lock(&restart_mutex_);
+    return restart_;
+  }
 
  private:
+  void GuardWeights(const proto::Config& config) {
+    engine::WeightGuardOptions options =
+        engine::GuardOptionsFromWire(config.model(), config.state_dir());
+    options.busy = [this] {
+      const SchedulerLoad load = scheduler_->load();
+      return load.running + load.queued > 0;
+    };
+    options.on_harmless = [](const absl::Status& damage) {
+      spdlog::error("{}", std::string(damage.message()));
+    };
+    options.on_unusable = [this](const absl::Status& why) {
+      scheduler_->Abandon(why);
+      const absl::MutexLock lock(&restart_mutex_);
+      restart_ = why;
+    };
+    guard_.emplace(*model_->bundle.model, std::move(options), *packed_metrics_);
+  }
+
   absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
     const engine::ModelInfo& info = model_->bundle.model->info();
     const Identity identity =
-        ModelIdentity(info.id, GeometryOf(info.kv), model_->bundle.model->target());
+        ModelIdentity(KvModelId(info), GeometryOf(info.kv), model_->bundle.model->target());
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(SessionEnv{.model = info,
                             .encoder = model_->encoder,
@@ -251,7 +291,9 @@ class ModelWorker final : public rpc::Process {
                                 .cost = cost,
                                 .defaults = defaults,
                                 .speculation = wire::ModeFromWire(config.model().speculation()),
-                                .answers = answers_});
+                                .answers = answers_,
+                                .warning = absl::StrJoin(model_->bundle.text.warnings, "; "),
+                                .trust_weights = [this] { return guard_->Trust(); }});
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "model_worker",
                                                         .listen = {config.model().listen()},
                                                         .answers = &answers_},
@@ -282,6 +324,7 @@ class ModelWorker final : public rpc::Process {
   int32_t most_begun_ = 0;  // leases that have claimed chunks before they said what they need
   // Destroyed from last to first: calls need the scheduler, leases need their client.
   std::unique_ptr<telemetry::Recorder> recorder_;
+  std::optional<engine::PackedFileMetrics> packed_metrics_;
   std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
   std::optional<ChunkNamer> namer_;
@@ -290,6 +333,9 @@ class ModelWorker final : public rpc::Process {
   std::unique_ptr<LeasesAhead> ahead_;
   std::unique_ptr<DraftClient> drafts_;
   std::unique_ptr<Scheduler> scheduler_;
+  absl::Mutex restart_mutex_;
+  absl::Status restart_ ABSL_GUARDED_BY(restart_mutex_);
+  std::optional<engine::WeightGuard> guard_;
   std::unique_ptr<Upgrader> upgrader_;
   rpc::OpenStreams answers_;
   std::unique_ptr<grpc::Service> service_;

@@ -155,6 +155,12 @@ void Scheduler::FailLeases(const absl::Status& status) {
   lifecycle_.AwaitBackground();  // what it had begun with those calls is over, too
 }
 
+void Scheduler::Abandon(const absl::Status& status) {
+  registry_.BeginDrain();
+  inbox_.Post([this, status] { scorer_.Close(status); });
+  FailLeases(status);
+}
+
 void Scheduler::Drain(absl::Duration grace) {
   registry_.BeginDrain();
   inbox_.Post([this] {

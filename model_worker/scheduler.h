@@ -82,6 +82,8 @@ class Scheduler {
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
   void FailLeases(const absl::Status& status);
+  // Refuses new calls, and fails those there with `status`; nothing of their answers is committed.
+  void Abandon(const absl::Status& status);
   // Refuses new calls, lets those there finish for `grace`, cancels the rest, and fails those that
   // the store does not commit in time.
   void Drain(absl::Duration grace);

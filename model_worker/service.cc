@@ -219,6 +219,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
           "model_worker was restarted, or its window changed, since the call was decided: decide "
           "anew");
     }
+    WITHY_RETURN_IF_ERROR(parts_.trust_weights());
     CallRequest call;
     WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, parts_.defaults,
                                                                 RandomId64(), parts_.env.window));
@@ -302,6 +303,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   void FillInfo(v1::GetWorkerInfoResponse* response) const {
     *response->mutable_model() =
         engine::Describe(parts_.env.model, "target", parts_.env.window, parts_.defaults);
+    response->mutable_model()->set_warning(parts_.warning);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance());
     response->set_encoder_fingerprint(encoder_fingerprint_);
@@ -319,7 +321,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     status->set_queued_calls(wire->queued_calls());
     status->set_queue_limit(wire->queue_limit());
     status->set_detail(absl::StrCat(parts_.env.model.name, "; ", parts_.leases.Describe(), "; ",
-                                    engine::Describe(parts_.cost)));
+                                    engine::Describe(parts_.cost),
+                                    parts_.warning.empty() ? "" : "; warning: ", parts_.warning));
   }
 
   const ServiceParts parts_;

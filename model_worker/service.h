@@ -1,6 +1,7 @@
 // ModelWorker on the wire: requests in, answers out. Neighbours: scheduler.h does the work.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,9 @@ struct ServiceParts {
   engine::AnswerDefaults defaults;
   policy::SpeculationMode speculation;  // of calls that do not say
   rpc::OpenStreams& answers;            // counts those that have not fully been sent
+  std::string warning = {};             // ModelDescription.warning
+  // Whether calls may be answered with the weights as they are.
+  std::function<absl::Status()> trust_weights = [] { return absl::OkStatus(); };
 };
 
 std::unique_ptr<grpc::Service> MakeModelWorkerService(const ServiceParts& parts);

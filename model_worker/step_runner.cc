@@ -149,7 +149,9 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
 // Ends the calls of a batch, and with them the batch, unless the status is OK.
 void StepRunner::Refuse(StepBatch& batch, const absl::Status& status) {
   if (status.ok()) return;
-  const absl::Status refused = Annotate(status, "engine");
+  // The weights on the disk are damaged, and are packed again: the call can be made again.
+  const absl::Status refused = Annotate(
+      absl::IsDataLoss(status) ? absl::UnavailableError(status.message()) : status, "engine");
   const std::vector<StepBatch::Part> parts = std::move(batch.parts);
   if (under_way_.get() == &batch) under_way_ = nullptr;
   for (const StepBatch::Part& part : parts) results_.OnRefused(*part.call, refused);

@@ -21,6 +21,7 @@ namespace withy::orchestrator {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // 40 words, 200 bytes: 200 tokens of the fake worker, 20 s of prefill with the full model, as it
 // says, beside which the TLM's real time is short on any machine.
@@ -325,6 +326,18 @@ TEST_F(ElasticTest, ATlmThatDoesNotFitIsLeftOutAndSaidSo) {
               HasSubstr("The latency model alone decided: the TLM knows levels that the model "
                         "lacks (60)."));
   EXPECT_EQ(outcome.finished.latency().tlm_ms(), 0);
+}
+
+TEST_F(ElasticTest, WhatTheModelWarnsOfIsToldWithEveryAnswer) {
+  EXPECT_THAT(board_->Generate(Ask("a")).started.decision().explanation(),
+              Not(HasSubstr("Warning")));
+  board_->worker.SetWarning("the file has no chat template");
+  for (int i = 0; i < 2; ++i) {
+    const Outcome outcome = board_->Generate(Ask("a"));
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+    EXPECT_THAT(outcome.started.decision().explanation(),
+                HasSubstr("Warning: the file has no chat template."));
+  }
 }
 
 TEST_F(ElasticTest, AFileThatIsNoTlmIsLeftOut) {

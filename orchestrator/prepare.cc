@@ -70,6 +70,7 @@ class Preparation {
   policy::ShortenedPrompt ShortenTo(uint32_t percent,
                                     const std::vector<engine::PrunableText>& messages);
   void LearnFromReading();
+  void WarnOfModel();
   void MeasureAfterRefusal() const;
   ModelLimits Limits() const { return LimitsOf(out_.lane, out_.worker->model()); }
   double SinceReadingMs() const { return Millis(parts_.clock.SteadyNanos() - read_ns_); }
@@ -99,10 +100,18 @@ absl::StatusOr<Prepared> Preparation::Run() {
   if (absl::IsFailedPrecondition(planned.status())) MeasureAfterRefusal();
   WITHY_RETURN_IF_ERROR(planned.status());
   out_.plan = *std::move(planned);
+  WarnOfModel();
   out_.queue_position = static_cast<uint32_t>(plan.load().ahead.size());
   const auto pruned = pruned_.find(out_.plan.decision.prompt_level_percent);
   if (pruned != pruned_.end()) out_.pruned = std::move(pruned->second);
   return std::move(out_);
+}
+
+// Every answer of a model whose file leaves open how its text is written says so.
+void Preparation::WarnOfModel() {
+  const std::string& warning = out_.worker->model().warning();
+  std::string& told = out_.plan.decision.explanation;
+  if (!warning.empty()) absl::StrAppend(&told, told.empty() ? "" : " ", "Warning: ", warning, ".");
 }
 
 // Counts the whole prompt, for a worker that is still the one whose model and cost are known: the

@@ -16,7 +16,7 @@ std::unique_ptr<PromptCounter> PromptCounter::Open(const v1::Config& config) {
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file,
                            engine::GgufFile::Open(config.model().path()));
     WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::Tokenizer> tokenizer,
-                           engine::MakeTokenizer(file));
+                           engine::MakeTokenizer(file, config.model().pre_tokenizer()));
     WITHY_ASSIGN_OR_RETURN(engine::ChatTemplate chat,
                            engine::ChatTemplate::FromFile(file, config.model().chat_template()));
     return std::unique_ptr<PromptCounter>(new PromptCounter(std::move(tokenizer), std::move(chat)));

@@ -232,6 +232,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   model.set_vocabulary(1000);
   {
     const std::lock_guard lock(mutex_);
+    model.set_warning(warning_);
     model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
     response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
     response->set_encoder_fingerprint(encoder_fingerprint_);
@@ -300,6 +301,12 @@ void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
 void FakeWorker::SetEncoder(uint64_t fingerprint) {
   const std::lock_guard lock(mutex_);
   encoder_fingerprint_ = fingerprint;
+  ++instance_;
+}
+
+void FakeWorker::SetWarning(const std::string& warning) {
+  const std::lock_guard lock(mutex_);
+  warning_ = warning;
   ++instance_;
 }
 

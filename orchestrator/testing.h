@@ -112,6 +112,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   void SetLevels(std::vector<uint32_t> percents);
   // The same, with such an encoder; until then it does not tell.
   void SetEncoder(uint64_t fingerprint);
+  // Likewise with a model that warns so.
+  void SetWarning(const std::string& warning);
   // The next count is of so many bytes a token; until then one.
   void SetBytesPerToken(size_t bytes);
   // From now on it serves none.
@@ -129,6 +131,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::vector<uint32_t> levels_ = {100};
   uint64_t instance_ = 1;
   uint64_t encoder_fingerprint_ = 0;
+  std::string warning_;
   int tokenized_ = 0;
   size_t bytes_per_token_ = 1;
   std::string without_model_;

@@ -210,16 +210,23 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
   }
 }
 
-// Feeds the watchdog until a signal that ends the process, which it returns.
+// Feeds the watchdog until a signal that ends the process, which it returns; 0: the process must be
+// created anew.
 int WaitForSignal(const sigset_t& signals, Process* process) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
-  const timespec period = absl::ToTimespec(watched ? watchdog : absl::Seconds(1));
+  const timespec period =
+      absl::ToTimespec(watched ? std::min(watchdog, absl::Seconds(1)) : absl::Seconds(1));
   bool progressed = true;
   HangWatch hang;
   while (true) {
     const int signal = sigtimedwait(&signals, nullptr, &period);
     if (signal > 0 && EndsProcess(signal)) return signal;
+    if (const absl::Status why = process->MustRestart(); !why.ok()) {
+      spdlog::error("starts anew: {}", std::string(why.message()));
+      sd_notifyf(0, "STATUS=starts anew: %s", std::string(why.message()).c_str());
+      return 0;
+    }
     const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
     if (progresses && watched) FeedWatchdog();
     if (progresses != progressed) {
@@ -255,6 +262,27 @@ void Stop(std::unique_ptr<Process> process, absl::Duration grace) {
   process.reset();
 }
 
+// Creates the process and tells systemd that it is ready.
+absl::StatusOr<std::unique_ptr<Process>> Start(const sigset_t& signals, std::string_view name,
+                                               const v1::Config& config,
+                                               const ProcessFactory& create) {
+  std::optional<Watch> watch(std::in_place, signals, absl::Seconds(1),
+                             [timeout = StartTimeoutExtender()]() mutable { timeout.Extend(); });
+  absl::StatusOr<std::unique_ptr<Process>> process = Create(name, config, create);
+  watch.reset();
+  WITHY_RETURN_IF_ERROR(process.status());
+  spdlog::info("ready, serves on {}", absl::StrJoin((*process)->addresses(), ", "));
+  sd_notify(0, "READY=1\nSTATUS=ready");
+  return process;
+}
+
+// Returns the exit code.
+int CannotStart(const absl::Status& status) {
+  spdlog::error("cannot start: {}", status.ToString());
+  sd_notifyf(0, "STATUS=cannot start: %s", std::string(status.message()).c_str());
+  return IsWrongConfiguration(status) ? kWrongConfiguration : kFailed;
+}
+
 }  // namespace
 
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create) {
@@ -269,18 +297,16 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
     return kWrongConfiguration;
   }
   SetUpLog(binary, config->log_level());
-  std::optional<Watch> start(std::in_place, signals, absl::Seconds(1),
-                             [timeout = StartTimeoutExtender()]() mutable { timeout.Extend(); });
-  absl::StatusOr<std::unique_ptr<Process>> process = Create(name, *config, create);
-  start.reset();
-  if (!process.ok()) {
-    spdlog::error("cannot start: {}", process.status().ToString());
-    sd_notifyf(0, "STATUS=cannot start: %s", std::string(process.status().message()).c_str());
-    return IsWrongConfiguration(process.status()) ? kWrongConfiguration : kFailed;
+  absl::StatusOr<std::unique_ptr<Process>> process = Start(signals, name, *config, create);
+  if (!process.ok()) return CannotStart(process.status());
+  int signal = WaitForSignal(signals, process->get());
+  while (signal == 0) {
+    Drain(process->get(), absl::ZeroDuration());
+    process->reset();
+    process = Start(signals, name, *config, create);
+    if (!process.ok()) return CannotStart(process.status());
+    signal = WaitForSignal(signals, process->get());
   }
-  spdlog::info("ready, serves on {}", absl::StrJoin((*process)->addresses(), ", "));
-  sd_notify(0, "READY=1\nSTATUS=ready");
-  const int signal = WaitForSignal(signals, process->get());
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");

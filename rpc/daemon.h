@@ -37,6 +37,9 @@ class Process {
   // takes several seconds while it neither computes nor waits for its disk hangs (see HangWatch).
   // Must not block.
   virtual int64_t PieceNanos() { return 0; }
+  // Why it cannot go on and must be created anew, such as damaged weights; OK: it goes on. Asked
+  // every second. Must not block.
+  virtual absl::Status MustRestart() { return absl::OkStatus(); }
   // Addresses of its server, for the log.
   virtual std::vector<std::string> addresses() const = 0;
 };
@@ -47,11 +50,12 @@ using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(co
 // --config FILE, --set FIELD.PATH=VALUE (repeatable), --help, --version. Creates run_dir (mode
 // 0755: apps look for their socket in it) and state_dir (0700); files the process creates itself
 // are private to its user (umask 0077). While `create` returns RESOURCE_EXHAUSTED (a full disk), it
-// is called again, and clients get the reason (stand_in.h). After `create` has returned a process,
-// tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or after a signal during
-// start; 2 for errors that a restart would not fix: wrong flags, a wrong or unreadable
-// configuration, or a start that fails with INVALID_ARGUMENT, NOT_FOUND or UNIMPLEMENTED; 1 for any
-// other failure. The reason is printed on stderr.
+// is called again, and clients get the reason (stand_in.h). It is also called again once the
+// process's MustRestart says so, after a drain without grace. After `create` has returned a
+// process, tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or after a
+// signal during start; 2 for errors that a restart would not fix: wrong flags, a wrong or
+// unreadable configuration, or a start that fails with INVALID_ARGUMENT, NOT_FOUND or
+// UNIMPLEMENTED; 1 for any other failure. The reason is printed on stderr.
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create);
 
 // Fills process, pid, version, uptime_s and resident_bytes.

@@ -120,6 +120,31 @@ TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {
   EXPECT_EXIT(Run({}, hang_up), ExitedWithCode(0), "Hangup: ignored");
 }
 
+// A process that cannot go on is drained without grace and created anew, in the same process.
+TEST_F(DaemonTest, AProcessThatMustRestartIsCreatedAnew) {
+  class Damaged final : public Process {
+   public:
+    absl::Status MustRestart() override { return absl::DataLossError("weights are damaged"); }
+    void Drain(absl::Duration grace) override {
+      std::fprintf(stderr, "drained within %d s\n", static_cast<int>(absl::ToInt64Seconds(grace)));
+    }
+    std::vector<std::string> addresses() const override { return {}; }
+  };
+  int created = 0;
+  const auto create = [&](const v1::Config& /*config*/) -> std::unique_ptr<Process> {
+    if (++created < 3) return std::make_unique<Damaged>();
+    return std::make_unique<ShortProcess>();
+  };
+  EXPECT_EXIT(Run({}, create), ExitedWithCode(0),
+              "starts anew: weights are damaged\n.*drained within 0 s\n");
+  const auto fail = [&](const v1::Config& /*config*/) -> absl::StatusOr<std::unique_ptr<Process>> {
+    if (++created % 2 == 1) return std::make_unique<Damaged>();
+    return absl::NotFoundError("the GGUF is gone");
+  };
+  created = 0;
+  EXPECT_EXIT(Run({}, fail), ExitedWithCode(2), "cannot start: NOT_FOUND: the GGUF is gone");
+}
+
 TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {
   const auto create = [](const v1::Config& /*config*/) -> absl::StatusOr<std::unique_ptr<Process>> {
     kill(getpid(), SIGTERM);

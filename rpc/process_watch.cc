@@ -111,6 +111,7 @@ void StartTimeoutExtender::Extend() {
   if (now - computed_ns_ > absl::ToInt64Nanoseconds(kLongestIdle)) return;
   sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%lld",
              static_cast<long long>(absl::ToInt64Microseconds(kExtension)));
+  if (WatchdogPeriod() > absl::ZeroDuration()) FeedWatchdog();
 }
 
 bool Hangs(int64_t piece_ns, double cpu_share, bool thread_busy) {

@@ -41,9 +41,10 @@ class Watch {
   std::thread thread_;
 };
 
-// Extends systemd's TimeoutStartSec during a start for as long as the process computes or reads. A
-// process that has used no CPU for a quarter of an hour hangs and gets no further extension. Not
-// thread-safe.
+// Extends systemd's TimeoutStartSec during a start for as long as the process computes or reads,
+// and feeds the watchdog, which runs already where a process is created anew
+// (Process::MustRestart). A process that has used no CPU for a quarter of an hour hangs and gets no
+// further extension. Not thread-safe.
 class StartTimeoutExtender {
  public:
   // Call several times per `kExtension`.

@@ -270,12 +270,22 @@ v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
 ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir) {
   ServedModelOptions options;
   options.path = config.path();
-  options.chat_template = config.chat_template();
+  options.text = {.chat_template = config.chat_template(), .pre_tokenizer = config.pre_tokenizer()};
   options.context_length = static_cast<int32_t>(config.context_length());
   options.model.threads = static_cast<int32_t>(config.threads());
   options.model.target = config.kernel_target();
   options.model.cache_dir = PackedDir(state_dir);
   options.model.weight_budget_bytes = config.weight_budget_bytes();
+  return options;
+}
+
+WeightGuardOptions GuardOptionsFromWire(const v1::ModelConfig& config,
+                                        const std::string& state_dir) {
+  WeightGuardOptions options;
+  options.model_path = config.path();
+  options.cache_dir = PackedDir(state_dir);
+  options.bytes_per_second = config.scrub_bytes_per_s();
+  options.interval = absl::Seconds(config.scrub_interval_s());
   return options;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/session/segment.h"
 #include "engine/session/served_model.h"
 #include "engine/session/solo_answer.h"
+#include "engine/session/weight_guard.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "wire/answer_defaults.h"
 #include "withy/v1/config.pb.h"
@@ -50,6 +51,10 @@ v1::GenerateDelta ToWire(const AnswerDelta& delta, const SamplingParams& params,
 
 // `config` has its defaults filled in. Packed files are kept under `state_dir`.
 ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::string& state_dir);
+
+// Without callbacks. `config` has its defaults filled in.
+WeightGuardOptions GuardOptionsFromWire(const v1::ModelConfig& config,
+                                        const std::string& state_dir);
 
 // Share of the time of passes that recording their kernels may take, see KernelSpans::set_share.
 // `config` has its defaults filled in.

@@ -7,6 +7,7 @@
 #include "base/fnv1a.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/chat/vocabulary_format.h"
 
 namespace withy::engine {
 namespace {
@@ -153,8 +154,8 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromText(std::string_view text) {
 absl::StatusOr<ChatTemplate> ChatTemplate::FromFile(const GgufFile& file, std::string_view name) {
   if (!name.empty()) return FromName(name);
   constexpr std::string_view kKey = "tokenizer.chat_template";
-  if (!file.Has(kKey)) return FromName("plain");
-  WITHY_ASSIGN_OR_RETURN(const std::string_view text, file.GetString(kKey));
+  WITHY_ASSIGN_OR_RETURN(const std::string_view text, file.GetStringOr(kKey, ""));
+  if (text.empty()) return FromVocabulary(file);
   absl::StatusOr<FileTemplate> executed = FileTemplate::FromFile(file);
   absl::StatusOr<ChatTemplate> recognised = FromText(text);
   if (recognised.ok() && recognised->format() == ChatFormat::kZephyr &&
@@ -182,6 +183,28 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromFile(const GgufFile& file, std::s
       absl::StrCat("the file's chat template cannot be executed (", why,
                    "): chats are rendered as ", ToAbsl(recognised->name()), " instead");
   return recognised;
+}
+
+absl::StatusOr<ChatTemplate> ChatTemplate::FromVocabulary(const GgufFile& file) {
+  const VocabularyFormat found = FindVocabularyFormat(file);
+  WITHY_ASSIGN_OR_RETURN(ChatTemplate chat, FromName(found.name.empty() ? "plain" : found.name));
+  if (found.name.empty()) {
+    chat.doubtful_ = true;
+    chat.note_ = absl::StrCat(
+        "the file has no chat template, and its vocabulary tells none: chats are rendered as plain "
+        "text, for which the model was probably not trained; set model.chat_template "
+        "(--chat-template) to its format, one of ",
+        KnownNames(), ", or take a file with tokenizer.chat_template");
+    return chat;
+  }
+  if (chat.format() == ChatFormat::kMistral) chat = Mistral(found.sample);
+  const std::string_view eos = NamedToken(file, "tokenizer.ggml.eos_token_id");
+  if (chat.format() == ChatFormat::kZephyr && !eos.empty()) chat = Zephyr(std::string(eos));
+  chat.note_ = absl::StrCat("the file has no chat template: its vocabulary has the tokens of ",
+                            ToAbsl(found.name), " (", ToAbsl(found.tokens),
+                            "), and chats are rendered in that format; model.chat_template "
+                            "(--chat-template) chooses another");
+  return chat;
 }
 
 std::string_view ChatTemplate::name() const {

@@ -43,8 +43,9 @@ class ChatTemplate {
   // Recognises the text of tokenizer.chat_template. Errors: Unimplemented naming the options that
   // select a template (--chat-template NAME, config model.chat_template).
   static absl::StatusOr<ChatTemplate> FromText(std::string_view text);
-  // `name` if not empty, else the file's template, executed; plain if it has none. A template that
-  // cannot be executed is replaced by the format that its text is recognised as, with a note().
+  // `name` if not empty, else the file's template, executed. A template that cannot be executed is
+  // replaced by the format that its text is recognised as, one that is missing by the format that
+  // the vocabulary's control tokens tell (vocabulary_format.h), else by plain, each with a note().
   // Errors: as above, with the reason why the template is not executed.
   static absl::StatusOr<ChatTemplate> FromFile(const GgufFile& file, std::string_view name = "");
 
@@ -52,8 +53,10 @@ class ChatTemplate {
   std::string_view name() const;
   // Whether the file's own template is executed.
   bool executes_file() const { return file_.has_value(); }
-  // Why a file's template is not executed; empty if it is, or if there is none.
+  // Why no template of the file is executed; empty if one is, or the format was named.
   const std::string& note() const { return note_; }
+  // Whether nothing tells the format, so that answers may be worse than the model's.
+  bool doubtful() const { return doubtful_; }
   // Different for templates of files with different texts.
   uint64_t fingerprint() const { return fingerprint_; }
 
@@ -98,6 +101,8 @@ class ChatTemplate {
   static ChatTemplate Llama2();
   static ChatTemplate Mistral(std::string_view text);
   static ChatTemplate Zephyr(std::string turn_end);
+  // For a file without a template.
+  static absl::StatusOr<ChatTemplate> FromVocabulary(const GgufFile& file);
 
   class Builder;
   absl::Status Check(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
@@ -111,6 +116,7 @@ class ChatTemplate {
   Form form_;
   std::optional<FileTemplate> file_;
   std::string note_;
+  bool doubtful_ = false;
   uint64_t fingerprint_ = 0;
 };
 

@@ -180,5 +180,68 @@ TEST(ChatTemplateTest, FromFile) {
             "<|user|>\nHi<eos>\n<|assistant|>\n");
 }
 
+// The template of a file that has these tokens, and no template.
+ChatTemplate OfVocabulary(const std::vector<std::string>& tokens, const char* tokenizer) {
+  GgufWriter writer;
+  writer.SetString("tokenizer.ggml.model", tokenizer);
+  writer.SetStringArray("tokenizer.ggml.tokens", tokens);
+  writer.Set<uint32_t>("tokenizer.ggml.eos_token_id", 0);
+  const std::string path =
+      testing::TempDir() + "withy_vocabulary_" + std::to_string(getpid()) + ".gguf";
+  EXPECT_TRUE(writer.Write(path).ok());
+  const GgufFile file = GgufFile::Open(path).value();
+  std::filesystem::remove(path);
+  return ChatTemplate::FromFile(file).value();
+}
+
+TEST(ChatTemplateTest, AFileWithoutATemplateHasTheOneOfItsVocabulary) {
+  const struct {
+    std::vector<std::string> tokens;
+    const char* tokenizer;
+    const char* rendered;
+  } known[] = {
+      {{"</s>", "<|im_start|>", "<|im_end|>"},
+       "gpt2",
+       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"},
+      {{"</s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+       "gpt2",
+       "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
+       "<|end_header_id|>\n\n"},
+      {{"</s>", "<start_of_turn>", "<end_of_turn>"},
+       "llama",
+       "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"},
+      {{"</s>", "<|user|>", "<|assistant|>", "<|end|>"},
+       "llama",
+       "<|user|>\nHi<|end|>\n<|assistant|>\n"},
+      {{"<eos>", "<|user|>", "<|assistant|>", "<|system|>"},
+       "gpt2",
+       "<|user|>\nHi<eos>\n<|assistant|>\n"},
+      {{"</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]"}, "gpt2", "[INST]Hi[/INST]"},
+      {{"</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]"}, "llama", "[INST] Hi[/INST]"},
+  };
+  for (const auto& [tokens, tokenizer, rendered] : known) {
+    const ChatTemplate chat = OfVocabulary(tokens, tokenizer);
+    EXPECT_EQ(Render(chat, {{"user", "Hi", {}}}), rendered);
+    EXPECT_FALSE(chat.doubtful());
+    EXPECT_THAT(chat.note(), testing::AllOf(HasSubstr("no chat template"), HasSubstr(tokens[1])));
+  }
+}
+
+TEST(ChatTemplateTest, AVocabularyThatTellsNoFormatIsWarnedOf) {
+  const std::vector<std::vector<std::string>> unknown = {
+      {"</s>", "a"},
+      {"</s>", "<|im_start|>", "<|im_end|>", "<|im_sep|>"},
+      {"</s>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]"},
+      {"</s>", "<|user|>", "<|assistant|>", "<|end|>"},
+      {"</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[SYSTEM_PROMPT]"},
+  };
+  for (const std::vector<std::string>& tokens : unknown) {
+    const ChatTemplate chat = OfVocabulary(tokens, "gpt2");
+    EXPECT_EQ(chat.name(), "plain");
+    EXPECT_TRUE(chat.doubtful());
+    EXPECT_THAT(chat.note(), HasSubstr("model.chat_template"));
+  }
+}
+
 }  // namespace
 }  // namespace withy::engine

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/gguf/foreign_file.h"
 
 namespace withy::engine {
 namespace {
@@ -175,9 +176,7 @@ absl::Status ReadTensorBody(Cursor& cursor, TensorInfo& tensor) {
   WITHY_RETURN_IF_ERROR(cursor.Read(&tensor.offset, "tensor offset"));
   tensor.type = static_cast<GgmlType>(type);
   const GgmlTypeTraits* traits = FindTypeTraits(tensor.type);
-  if (traits == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("has unknown type ", type));
-  }
+  if (traits == nullptr) return absl::OkStatus();  // its bytes reach to the next tensor
   if (tensor.cols() % traits->block_elements != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("of type ", ToAbsl(traits->name), " has rows of ", tensor.cols(),
@@ -262,16 +261,23 @@ absl::Status GgufParser::ParseTable(GgufFile& file) {
 absl::Status GgufParser::ParseHeader(GgufFile& file) {
   Cursor cursor(file.bytes_);
   uint32_t magic = 0;
-  WITHY_RETURN_IF_ERROR(cursor.Read(&magic, "magic"));
+  (void)cursor.Read(&magic, "magic");  // a shorter file is not a GGUF one either
   if (magic != kGgufMagic) {
-    return absl::InvalidArgumentError("is not a GGUF file (it does not begin with \"GGUF\")");
+    return absl::InvalidArgumentError(
+        absl::StrCat("is not a GGUF file: ", DescribeForeignFile(file.bytes_)));
   }
   WITHY_RETURN_IF_ERROR(cursor.Read(&file.version_, "version"));
   if (file.version_ == 2 || file.version_ == 3) return absl::OkStatus();
   const bool swapped = file.version_ != 0 && (file.version_ & 0xFFFF) == 0;
   return absl::InvalidArgumentError(
-      swapped ? "is a big-endian GGUF file; only little-endian ones can be read"
-              : absl::StrCat("has GGUF version ", file.version_, "; versions 2 and 3 can be read"));
+      swapped
+          ? "is a big-endian GGUF file; only little-endian ones can be read: convert it with "
+            "gguf-convert-endian FILE little (PyPI package gguf), or take the little-endian file"
+          : absl::StrCat("has GGUF version ", file.version_, "; versions 2 and 3 can be read: ",
+                         file.version_ == 1 ? "take a newer file of the model, or convert the "
+                                              "model again with llama.cpp"
+                                            : "update withy, or convert the model again with "
+                                              "llama.cpp of the present format"));
 }
 
 absl::Status GgufParser::ParseAlignment(GgufFile& file) {
@@ -286,10 +292,26 @@ absl::Status GgufParser::ParseAlignment(GgufFile& file) {
   return absl::OkStatus();
 }
 
+void GgufParser::SizeUnknownTypes(GgufFile& file, uint64_t data_bytes) {
+  const auto unknown = [](const TensorInfo& tensor) {
+    return FindTypeTraits(tensor.type) == nullptr;
+  };
+  if (std::none_of(file.tensors_.begin(), file.tensors_.end(), unknown)) return;
+  std::vector<uint64_t> ends = {data_bytes};
+  for (const TensorInfo& tensor : file.tensors_) ends.push_back(tensor.offset);
+  std::sort(ends.begin(), ends.end());
+  for (TensorInfo& tensor : file.tensors_) {
+    if (!unknown(tensor)) continue;
+    const auto end = std::upper_bound(ends.begin(), ends.end(), tensor.offset);
+    tensor.bytes = end == ends.end() ? 0 : *end - tensor.offset;
+  }
+}
+
 absl::Status GgufParser::PlaceTensors(GgufFile& file, uint64_t header_end) {
   const uint64_t data_begin =
       (header_end + file.alignment_ - 1) / file.alignment_ * file.alignment_;
   const uint64_t data_bytes = file.bytes_.size() > data_begin ? file.bytes_.size() - data_begin : 0;
+  SizeUnknownTypes(file, data_bytes);
   for (TensorInfo& tensor : file.tensors_) {
     if (tensor.offset % file.alignment_ != 0) {
       return absl::InvalidArgumentError(

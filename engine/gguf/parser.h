@@ -21,6 +21,8 @@ class GgufParser {
   static absl::Status AddOwnTensors(GgufFile& file);
   static absl::Status ParseHeader(GgufFile& file);
   static absl::Status ParseAlignment(GgufFile& file);
+  // Gives tensors of unknown types the bytes up to the next tensor.
+  static void SizeUnknownTypes(GgufFile& file, uint64_t data_bytes);
   // Checks every tensor's place and makes its offset relative to the file.
   static absl::Status PlaceTensors(GgufFile& file, uint64_t header_end);
 };

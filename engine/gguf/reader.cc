@@ -86,9 +86,14 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
   struct stat info = {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
     close(fd);
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": is not a GGUF file (",
-                     S_ISREG(info.st_mode) ? "it is empty" : "it is not a regular file", ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": is not a GGUF file (",
+        S_ISDIR(info.st_mode)   ? "it is a folder: name the .gguf file in it; a folder of "
+                                  "safetensors is converted with "
+                                  "convert_hf_to_gguf.py of llama.cpp"
+        : S_ISREG(info.st_mode) ? "it is empty: download or copy it again"
+                                : "it is not a regular file",
+        ")"));
   }
   GgufFile file;
   const size_t bytes = static_cast<size_t>(info.st_size);

@@ -163,8 +163,21 @@ TEST(ReaderTest, UnknownAndNestedTypesAreRefused) {
   Raw element;
   element.Header(0, 1).Text("a").Put<uint32_t>(9).Put<uint32_t>(99).Put<uint64_t>(1);
   ExpectRefused(element.Pad(64, 64), "unknown element type 99");
-  Raw tensor;
-  ExpectRefused(tensor.Header(1, 0).Tensor("w", {32}, 4, 0).Pad(32, 64), "unknown type 4");
+}
+
+TEST(ReaderTest, TensorsOfUnknownTypesReachToTheNextOne) {
+  Raw raw;
+  raw.Header(3, 0).Tensor("a", {32}, 139, 0).Tensor("b", {8}, 0, 64).Tensor("c", {3}, 4, 96);
+  const Raw padded = raw.Pad(32, 160);
+  const auto file = GgufFile::FromBytes(padded.bytes(), "x.gguf");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->FindTensor("a")->bytes, 64u);
+  EXPECT_EQ(file->FindTensor("c")->bytes, 64u);
+  EXPECT_EQ(TypeLabel(file->FindTensor("a")->type), "IQ4_K (number 139, of ik_llama.cpp)");
+  EXPECT_THAT(TypeLabel(file->FindTensor("c")->type), HasSubstr("Q4_2 (number 4"));
+  EXPECT_EQ(TypeLabel(static_cast<GgmlType>(1000)), "number 1000 (unknown)");
+  Raw outside;
+  ExpectRefused(outside.Header(1, 0).Tensor("a", {32}, 139, 4096).Pad(32, 64), "offset 4096");
 }
 
 TEST(ReaderTest, BadTensorsAreRefused) {

@@ -1,5 +1,8 @@
 #include "engine/gguf/types.h"
 
+#include "absl/strings/str_cat.h"
+#include "base/strings.h"
+
 namespace withy::engine {
 namespace {
 
@@ -40,7 +43,54 @@ constexpr NumberedTraits kTraits[] = {
     {GgmlType::kBF16, {"BF16", 1, 2}},
     {GgmlType::kTQ1_0, {"TQ1_0", 256, 54}},
     {GgmlType::kTQ2_0, {"TQ2_0", 256, 66}},
+    {GgmlType::kMXFP4, {"MXFP4", 32, 17}},
+    {GgmlType::kNVFP4, {"NVFP4", 64, 36}},
+    {GgmlType::kQ1_0, {"Q1_0", 128, 18}},
 };
+
+// Types whose blocks are not known here: what wrote them, or what became of them.
+constexpr std::string_view kGivenUp =
+    "no longer written or read by llama.cpp, which repacks Q4_0 and IQ4_NL itself";
+constexpr std::string_view kOldFormat = "of 2023, given up since";
+constexpr std::string_view kIk = "of ik_llama.cpp";
+
+struct ForeignType {
+  uint32_t number;
+  std::string_view name;
+  std::string_view from;
+};
+
+constexpr ForeignType kForeign[] = {
+    {4, "Q4_2", kOldFormat},
+    {5, "Q4_3", kOldFormat},
+    {31, "Q4_0_4_4", kGivenUp},
+    {32, "Q4_0_4_8", kGivenUp},
+    {33, "Q4_0_8_8", kGivenUp},
+    {36, "IQ4_NL_4_4", "given up by llama.cpp; I2_S of bitnet.cpp has the same number"},
+    {37, "IQ4_NL_4_8", kGivenUp},
+    {38, "IQ4_NL_8_8", kGivenUp},
+    {133, "Q6_0", kIk},
+    {134, "IQ1_BN", kIk},
+    {135, "IQ2_BN", kIk},
+    {137, "IQ2_K", kIk},
+    {138, "IQ3_K", kIk},
+    {139, "IQ4_K", kIk},
+    {140, "IQ5_K", kIk},
+    {141, "IQ6_K", kIk},
+    {144, "IQ4_KS", kIk},
+    {145, "IQ2_KS", kIk},
+    {146, "IQ4_KSS", kIk},
+    {152, "IQ5_KS", kIk},
+    {153, "IQ2_KT", kIk},
+    {154, "IQ3_KT", kIk},
+    {155, "IQ4_KT", kIk},
+    {156, "IQ3_KS", kIk},
+    {157, "IQ2_KL", kIk},
+    {158, "IQ1_KT", kIk},
+};
+// Numbers that ik_llama.cpp uses, those of its repacked types included.
+constexpr uint32_t kFirstIk = 96;
+constexpr uint32_t kLastIk = 399;
 
 }  // namespace
 
@@ -54,6 +104,17 @@ const GgmlTypeTraits* FindTypeTraits(GgmlType type) {
 std::string_view TypeName(GgmlType type) {
   const GgmlTypeTraits* traits = FindTypeTraits(type);
   return traits == nullptr ? "unknown" : traits->name;
+}
+
+std::string TypeLabel(GgmlType type) {
+  if (const GgmlTypeTraits* traits = FindTypeTraits(type)) return std::string(traits->name);
+  const auto number = static_cast<uint32_t>(type);
+  for (const ForeignType& foreign : kForeign) {
+    if (foreign.number != number) continue;
+    return absl::StrCat(ToAbsl(foreign.name), " (number ", number, ", ", ToAbsl(foreign.from), ")");
+  }
+  const bool ik = number >= kFirstIk && number <= kLastIk;
+  return absl::StrCat("number ", number, " (", ik ? "probably of ik_llama.cpp" : "unknown", ")");
 }
 
 std::string_view ValueTypeName(GgufValueType type) {

@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace withy::engine {
 
 // Tensor element types, numbered as in files. All of them can be read and copied; quants.h lists
-// those that can be computed with.
+// those that can be computed with. A file may have types of other numbers: those of other programs,
+// later ones, and ones that were given up (TypeLabel). Such tensors can be copied only.
 enum class GgmlType : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -42,6 +44,9 @@ enum class GgmlType : uint32_t {
   kBF16 = 30,
   kTQ1_0 = 34,
   kTQ2_0 = 35,
+  kMXFP4 = 39,
+  kNVFP4 = 40,
+  kQ1_0 = 41,
 };
 
 // A type's name ("Q8_0") and block: `block_elements` consecutive elements of a row take
@@ -57,6 +62,9 @@ const GgmlTypeTraits* FindTypeTraits(GgmlType type);
 
 // "Q8_0"; "unknown" for an unknown type number.
 std::string_view TypeName(GgmlType type);
+
+// For people: "Q8_0"; "IQ4_K (number 139, of ik_llama.cpp)"; "number 1000 (unknown)".
+std::string TypeLabel(GgmlType type);
 
 // Metadata value types, numbered as in files.
 enum class GgufValueType : uint32_t {

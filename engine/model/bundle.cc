@@ -4,22 +4,32 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/tokenizer/pre_tokenizer_choice.h"
+#include "engine/weights/file_kind.h"
 #include "engine/weights/packed_file.h"
+#include "engine/weights/packer.h"
 
 namespace withy::engine {
 namespace {
 
+void Note(bool doubtful, const std::string& note, TextNotes* text) {
+  if (!note.empty()) (doubtful ? text->warnings : text->notes).push_back(note);
+}
+
 // Adds tokenizer and chat template of `metadata`. `vocab_size`: of the model; 0: unknown.
-void JudgeParts(const GgufFile& metadata, int32_t vocab_size, std::string_view chat_template,
+void JudgeParts(const GgufFile& metadata, int32_t vocab_size, const TextOptions& text,
                 Servability* out) {
-  auto tokenizer = MakeTokenizer(metadata);
+  const PreTokenizerChoice pre = ChoosePreTokenizer(metadata, text.pre_tokenizer);
+  Note(pre.doubtful, pre.note, &out->text);
+  auto tokenizer = MakeTokenizer(metadata, text.pre_tokenizer);
   if (tokenizer.ok()) {
     out->tokenizer = *std::move(tokenizer);
   } else {
     out->problems.push_back(tokenizer.status());
   }
-  auto chat = ChatTemplate::FromFile(metadata, chat_template);
+  auto chat = ChatTemplate::FromFile(metadata, text.chat_template);
   if (chat.ok()) {
+    Note(chat->doubtful(), chat->note(), &out->text);
     out->chat = *std::move(chat);
   } else {
     out->problems.push_back(chat.status());
@@ -47,34 +57,34 @@ bool SameMetadata(const GgufFile& gguf, const GgufFile& packed) {
 
 }  // namespace
 
-Servability JudgeServability(const GgufFile& file, std::string_view chat_template) {
+Servability JudgeServability(const GgufFile& file, const TextOptions& text) {
   Servability result;
-  auto layout = PlanLayout(file);
-  if (layout.ok()) {
-    result.layout = *std::move(layout);
-  } else {
-    result.problems.push_back(layout.status());
-  }
-  JudgeParts(file, result.layout ? result.layout->shape.vocab_size : 0, chat_template, &result);
+  auto layout = JudgeLayout(file, &result.problems);
+  if (layout.ok()) result.layout = *std::move(layout);
+  if (!RecogniseFile(file).is_model) return result;
+  JudgeParts(file, result.layout ? result.layout->shape.vocab_size : 0, text, &result);
   return result;
 }
 
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
-                                       std::string_view chat_template) {
+                                       const TextOptions& text) {
   std::optional<GgufFile> file;
   Servability judged;
   if (!PackedFile::LooksPacked(path)) {
-    WITHY_ASSIGN_OR_RETURN(file, GgufFile::Open(path));
-    judged = JudgeServability(*file, chat_template);
-    if (!judged.problems.empty()) return judged.problems.front();
+    absl::StatusOr<GgufFile> opened = GgufFile::Open(path);
+    if (!opened.ok()) return WithPackedState(opened.status(), path, options.cache_dir);
+    file = *std::move(opened);
+    judged = JudgeServability(*file, text);
+    WITHY_RETURN_IF_ERROR(JoinProblems(judged.problems));
   }
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Open(path, options));
   if (!file || !SameMetadata(*file, model->metadata())) {
     judged = Servability();
-    JudgeParts(model->metadata(), model->info().vocab_size, chat_template, &judged);
-    if (!judged.problems.empty()) return judged.problems.front();
+    JudgeParts(model->metadata(), model->info().vocab_size, text, &judged);
+    WITHY_RETURN_IF_ERROR(JoinProblems(judged.problems));
   }
-  return ModelBundle{std::move(model), std::move(judged.tokenizer), *std::move(judged.chat)};
+  return ModelBundle{std::move(model), std::move(judged.tokenizer), *std::move(judged.chat),
+                     std::move(judged.text)};
 }
 
 }  // namespace withy::engine

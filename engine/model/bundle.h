@@ -17,10 +17,23 @@
 
 namespace withy::engine {
 
+// Replaces what the file says of its text; empty: the file's own.
+struct TextOptions {
+  std::string chat_template = {};  // a name of ChatTemplate::FromName
+  std::string pre_tokenizer = {};  // a name of FindPreTokenizer
+};
+
+// What was concluded of a file that does not say how its text is written. For people.
+struct TextNotes {
+  std::vector<std::string> notes;
+  std::vector<std::string> warnings;  // answers may be worse than the model's
+};
+
 struct ModelBundle {
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   ChatTemplate chat;
+  TextNotes text = {};
 };
 
 // What a worker needs of a GGUF, as far as the file has it.
@@ -28,18 +41,18 @@ struct Servability {
   std::optional<PackedLayout> layout;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat;
+  TextNotes text;
   std::vector<absl::Status> problems;  // every reason why not; empty: the file can be served
 };
 
 // Checks whether a file can be served. A worker that opens a file and `withyctl models inspect`
-// both use this check. Reads no tensor bytes except RoPE's factors. `chat_template`: a name of
-// ChatTemplate::FromName, or "" for the file's own. The layout refers to `file`.
-Servability JudgeServability(const GgufFile& file, std::string_view chat_template);
+// both use this check. Reads no tensor bytes except RoPE's factors. The layout refers to `file`.
+Servability JudgeServability(const GgufFile& file, const TextOptions& text);
 
 // Opens a packed file or a GGUF. A GGUF that cannot be served is refused before it is packed.
-// Errors: the first of JudgeServability's problems; as Model::Open, MakeTokenizer and
+// Errors: JudgeServability's problems in one; as Model::Open, MakeTokenizer and
 // ChatTemplate::FromFile; INVALID_ARGUMENT if the tokenizer has more tokens than the model.
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
-                                       std::string_view chat_template = "");
+                                       const TextOptions& text = {});
 
 }  // namespace withy::engine

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "base/utf8.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
@@ -14,6 +15,8 @@
 
 namespace withy::engine {
 namespace {
+
+using testing::HasSubstr;
 
 TEST(BundleTest, SynthesizedModelsHaveWorkingTokenizersAndTemplates) {
   for (const bool byte_level : {false, true}) {
@@ -40,8 +43,8 @@ TEST(BundleTest, AnUnknownTemplateNameIsRefused) {
   TestFolder folder;
   ModelOptions options;
   options.cache_dir = folder.path();
-  const auto bundle =
-      OpenBundle(WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options, "nonsense");
+  const auto bundle = OpenBundle(WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options,
+                                 {.chat_template = "nonsense"});
   EXPECT_FALSE(bundle.ok());
 }
 
@@ -68,9 +71,8 @@ class JudgementTest : public ::testing::Test {
     const std::string path = Changed(change);
     const auto file = GgufFile::Open(path);
     if (!file.ok()) return file.status();
-    const Servability judged = JudgeServability(*file, "");
-    const absl::Status status =
-        judged.problems.empty() ? absl::OkStatus() : judged.problems.front();
+    const Servability judged = JudgeServability(*file, {});
+    const absl::Status status = JoinProblems(judged.problems);
     ModelOptions options;
     options.cache_dir = folder_ / "packed";
     options.threads = 1;
@@ -115,6 +117,80 @@ TEST_F(JudgementTest, InspectionAndWorkersAgree) {
     EXPECT_FALSE(status.ok()) << i;
     const std::string message(status.message());
     EXPECT_EQ(ValidUtf8(message), message) << i;
+  }
+}
+
+TEST_F(JudgementTest, WhatIsNoModelIsNamedWithARemedy) {
+  struct Kind {
+    std::function<void(GgufWriter&)> change;
+    std::string name;
+    std::string remedy;
+  };
+  const std::vector<Kind> kinds = {
+      {[](GgufWriter& w) { w.SetString("general.type", "adapter"); }, "is an adapter", "merge"},
+      {[](GgufWriter& w) { w.SetString("adapter.type", "lora"); }, "adapter (lora)", "merge"},
+      {[](GgufWriter& w) { w.SetString("general.type", "mmproj"); }, "projector", "model's own"},
+      {[](GgufWriter& w) { w.SetString("general.architecture", "clip"); }, "projector", "own file"},
+      {[](GgufWriter& w) { w.SetString("general.type", "imatrix"); }, "importance matrix", "own"},
+      {[](GgufWriter& w) { w.SetString("general.architecture", "controlvector"); },
+       "control vector", "without it"},
+      {[](GgufWriter& w) {
+         w.Set<uint16_t>("split.no", 1);
+         w.Set<uint16_t>("split.count", 3);
+       },
+       "part 2 of 3 of a split model", "llama-gguf-split --merge"},
+      {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 3); }, "an embedding model",
+       "generate text"},
+      {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 4); }, "a reranker",
+       "generate text"},
+  };
+  for (const Kind& kind : kinds) {
+    const absl::Status status = Judge(kind.change);
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr(kind.name), HasSubstr(kind.remedy)));
+    EXPECT_THAT(std::string(status.message()), testing::Not(HasSubstr("is missing")));
+  }
+  EXPECT_TRUE(Judge([](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 0); }).ok());
+  EXPECT_TRUE(Judge([](GgufWriter& w) { w.Set<uint16_t>("split.count", 0); }).ok());
+  for (const char* type : {"model", "finetune"}) {
+    EXPECT_TRUE(Judge([&](GgufWriter& w) { w.SetString("general.type", type); }).ok()) << type;
+  }
+}
+
+TEST_F(JudgementTest, AVocabularyAloneIsNamed) {
+  const auto base = GgufFile::Open(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf"));
+  ASSERT_TRUE(base.ok());
+  GgufWriter writer;
+  writer.CopyMetadata(*base);
+  ASSERT_TRUE(writer.Write(folder_ / "vocabulary.gguf").ok());
+  const auto file = GgufFile::Open(folder_ / "vocabulary.gguf");
+  ASSERT_TRUE(file.ok());
+  const Servability judged = JudgeServability(*file, {});
+  ASSERT_EQ(judged.problems.size(), 1u);
+  EXPECT_THAT(std::string(judged.problems[0].message()), HasSubstr("vocabulary without weights"));
+}
+
+// Whatever is against a file is told at once: its architecture, its types, its keys, its tokenizer.
+TEST_F(JudgementTest, AllProblemsAreTold) {
+  const std::vector<uint8_t> blocks(54);
+  const std::span<const uint8_t> bytes(blocks);
+  const std::string path = Changed([&](GgufWriter& w) {
+    w.SetString("general.architecture", "llama");
+    w.Set<uint32_t>("llama.expert_count", 8);
+    w.SetString("llama.rope.scaling.type", "yarn");
+    w.Set<uint32_t>("llama.pooling_type", 1);
+    w.SetString("tokenizer.ggml.model", "klingon");
+    w.AddTensor("blk.9.a.weight", GgmlType::kMXFP4, {32, 2}, bytes.first(34));
+    w.AddTensor("blk.9.b.weight", GgmlType::kMXFP4, {32, 2}, bytes.first(34));
+    w.AddTensor("blk.9.c.weight", GgmlType::kTQ1_0, {256}, bytes);
+  });
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::string all(JoinProblems(JudgeServability(*file, {}).problems).message());
+  for (const char* part :
+       {"expert_count is 8", "yarn", "embedding model", "klingon", "supported are",
+        "blk.9.a.weight and 1 more have type MXFP4", "blk.9.c.weight has type TQ1_0"}) {
+    EXPECT_THAT(all, HasSubstr(part));
   }
 }
 

@@ -292,6 +292,7 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
                   : ValidUtf8(std::filesystem::path(file.path()).stem().string(), kMaxShownBytes);
   info.architecture = s.architecture;
   info.id = file.model_id();
+  info.kv_epoch = file.kv_epoch();
   info.quantisation = MostUsedType(file);
   info.layers = s.layers;
   info.d_model = s.d_model;

@@ -122,6 +122,8 @@ struct ModelInfo {
   int32_t context_length = 0;  // tokens; every position is below it
   int64_t parameters = 0;      // of the full model, without the levels' LoRA
   int64_t weight_bytes = 0;    // all packed tensors
+  // Changes when KV of before may have been computed with damaged weights (PackedTrailer).
+  uint32_t kv_epoch = 0;
   KvInfo kv;
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };
@@ -153,6 +155,8 @@ struct ModelOptions {
   // Rows computed at once; bounds activation memory. Results do not depend on it.
   int32_t max_piece_rows = 256;
   ProgressFn progress;
+  // Told why a packed file is damaged that is packed again from its GGUF.
+  std::function<void(const absl::Status& damage)> on_damage;
   // Replaces the file's levels below the full one, without LoRA. Ascending and nested: no extent
   // may be larger than the next level's.
   std::vector<LevelSpec> levels;
@@ -195,6 +199,8 @@ class Model {
  public:
   // Opens a packed file, or a GGUF. A GGUF is first packed into options.cache_dir, unless an
   // up-to-date packed file is there.
+  // Every byte of it is checked, unless that was done before and it was not written to since; a
+  // damaged one is packed again from the GGUF.
   // Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a usable model: the message names the
   // tensor or key; a weight budget that is too small: it names the least), UNIMPLEMENTED
   // (architecture or tensor type not supported: the message lists those that are), DATA_LOSS
@@ -215,6 +221,12 @@ class Model {
   // What weights take and what reading them has taken so far; all zero if none are streamed. Any
   // thread.
   virtual WeightStreamStats weight_stats() const { return {}; }
+
+  // The packed file that the weights come from; empty: none. Any thread.
+  virtual std::string packed_path() const { return {}; }
+  // Whether all weights were copied into memory and checked there: what becomes of the file does
+  // not change an answer. Any thread.
+  virtual bool weights_in_memory() const { return true; }
 
   // The GGUF's metadata without its tensors; source of the tokenizer and the chat template.
   virtual const GgufFile& metadata() const = 0;

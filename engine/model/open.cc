@@ -12,6 +12,7 @@
 #include "engine/model/devices.h"
 #include "engine/model/model.h"
 #include "engine/model/packed_model.h"
+#include "engine/weights/packed_check.h"
 #include "engine/weights/packer.h"
 
 namespace withy::engine {
@@ -49,6 +50,28 @@ void DropFromCache(const std::string& path) {
   if (file.valid()) posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
+// Checks the weights of `packed`, the file of `path`, on their way to memory, or where they are
+// mapped.
+absl::StatusOr<std::unique_ptr<Model>> OpenPacked(const std::string& path,
+                                                  const std::string& packed,
+                                                  const ModelOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file,
+                         PackedFile::Open(packed, PackedFile::Verify::kHead));
+  if (options.weight_budget_bytes > 0) {
+    WITHY_RETURN_IF_ERROR(CheckBudget(options.weight_budget_bytes));
+    for (const std::string& read : {path, packed}) DropFromCache(read);
+    return PackedModel::Open(std::move(file), options);
+  }
+  using Place = ModelOptions::WeightPlace;
+  if (options.weight_place == Place::kCopied ||
+      (options.weight_place == Place::kAuto && RoomForCopy(file->data_bytes()))) {
+    WITHY_RETURN_IF_ERROR(file->MoveToMemory());
+  } else {
+    WITHY_RETURN_IF_ERROR(CheckPackedOnce(packed, CheckedMemoPath(path, options.cache_dir)));
+  }
+  return PackedModel::Open(std::move(file), options);
+}
+
 }  // namespace
 
 absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic<bool>* cancel) {
@@ -70,24 +93,20 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
         absl::StrCat("max_piece_rows is ", options.max_piece_rows, "; it must be at least 1"));
   }
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
-  std::string packed_path = path;
-  if (!PackedFile::LooksPacked(path)) {
-    ThreadPool pool(threads);
-    WITHY_ASSIGN_OR_RETURN(packed_path,
-                           EnsurePacked(path, options.cache_dir, pool, options.progress));
-  }
-  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(packed_path));
-  using Place = ModelOptions::WeightPlace;
-  if (options.weight_budget_bytes > 0) {
-    WITHY_RETURN_IF_ERROR(CheckBudget(options.weight_budget_bytes));
-    for (const std::string& read : {path, packed_path}) DropFromCache(read);
-    return PackedModel::Open(std::move(file), options);
-  }
-  if (options.weight_place == Place::kCopied ||
-      (options.weight_place == Place::kAuto && RoomForCopy(file->data_bytes()))) {
-    WITHY_RETURN_IF_ERROR(file->MoveToMemory());
-  }
-  return PackedModel::Open(std::move(file), options);
+  if (PackedFile::LooksPacked(path)) return OpenPacked(path, path, options);
+  const auto open = [&]() -> absl::StatusOr<std::unique_ptr<Model>> {
+    absl::StatusOr<std::string> packed;
+    {
+      ThreadPool pool(threads);
+      packed = EnsurePacked(path, options.cache_dir, pool, options.progress, options.on_damage);
+    }
+    WITHY_RETURN_IF_ERROR(packed.status());
+    return OpenPacked(path, *packed, options);
+  };
+  auto model = open();
+  if (!absl::IsDataLoss(model.status())) return model;
+  WITHY_RETURN_IF_ERROR(DiscardPacked(path, options.cache_dir, model.status()));
+  return open();
 }
 
 }  // namespace withy::engine

@@ -25,6 +25,8 @@ class PackedModel : public Model {
   int32_t threads() const override { return executor_->threads(); }
   bool PinThreads() override { return executor_->PinThreads(); }
   WeightStreamStats weight_stats() const override;
+  std::string packed_path() const override { return file_->path(); }
+  bool weights_in_memory() const override { return stream_ == nullptr && file_->in_memory(); }
   const GgufFile& metadata() const override { return file_->metadata(); }
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override;
 

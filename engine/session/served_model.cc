@@ -9,8 +9,7 @@
 namespace withy::engine {
 
 absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOptions& options) {
-  WITHY_ASSIGN_OR_RETURN(ModelBundle bundle,
-                         OpenBundle(options.path, options.model, options.chat_template));
+  WITHY_ASSIGN_OR_RETURN(ModelBundle bundle, OpenBundle(options.path, options.model, options.text));
   const int32_t longest = bundle.model->info().context_length;
   if (options.context_length > longest) {
     return absl::InvalidArgumentError(

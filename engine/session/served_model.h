@@ -14,7 +14,7 @@ namespace withy::engine {
 
 struct ServedModelOptions {
   std::string path;
-  std::string chat_template;   // a template name, or "" for the file's own
+  TextOptions text;
   int32_t context_length = 0;  // 0 = the model's, at most kDefaultWindow
   ModelOptions model;
 };

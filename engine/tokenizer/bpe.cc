@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/tokenizer/pre_tokenizer_choice.h"
 #include "engine/tokenizer/split.h"
 #include "engine/tokenizer/unicode.h"
 #include "engine/tokenizer/vocab.h"
@@ -250,13 +251,18 @@ absl::StatusOr<MergeTable> LoadMerges(const GgufFile& file, const Vocab& vocab) 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file) {
-  WITHY_ASSIGN_OR_RETURN(const std::string_view pre_name,
-                         file.GetStringOr("tokenizer.ggml.pre", "default"));
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file,
+                                                            std::string_view pre_tokenizer) {
+  constexpr std::string_view kKey = "tokenizer.ggml.pre";
+  WITHY_RETURN_IF_ERROR(file.GetStringOr(kKey, "").status());
+  const std::string pre_name = ChoosePreTokenizer(file, pre_tokenizer).name;
   const absl::StatusOr<PreTokenizerInfo> pre = FindPreTokenizer(pre_name);
   if (!pre.ok()) {
-    return Annotate(pre.status(),
-                    absl::StrCat(file.path(), ": metadata key \"tokenizer.ggml.pre\""));
+    return Annotate(pre.status(), pre_tokenizer.empty()
+                                      ? absl::StrCat(file.path(), ": metadata key \"", ToAbsl(kKey),
+                                                     "\" (model.pre_tokenizer "
+                                                     "names one in its place)")
+                                      : "model.pre_tokenizer");
   }
   VocabDefaults defaults;
   defaults.add_bos = pre->add_bos;

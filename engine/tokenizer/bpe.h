@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
@@ -10,7 +11,8 @@
 
 namespace withy::engine {
 
-// Errors: as MakeTokenizer().
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file);
+// As MakeTokenizer().
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBpeTokenizer(const GgufFile& file,
+                                                            std::string_view pre_tokenizer);
 
 }  // namespace withy::engine

@@ -8,9 +8,10 @@
 
 namespace withy::engine {
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file,
+                                                         std::string_view pre_tokenizer) {
   WITHY_ASSIGN_OR_RETURN(const std::string_view model, file.GetString("tokenizer.ggml.model"));
-  if (model == "gpt2") return MakeBpeTokenizer(file);
+  if (model == "gpt2") return MakeBpeTokenizer(file, pre_tokenizer);
   if (model == "llama") return MakeSpmTokenizer(file);
   if (model == "bert") return MakeWordPieceTokenizer(file);
   return absl::UnimplementedError(absl::StrCat(

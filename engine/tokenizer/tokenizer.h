@@ -95,11 +95,13 @@ class Tokenizer {
   virtual uint64_t fingerprint() const = 0;
 };
 
-// Reads the metadata tokenizer.ggml.*. The result does not refer to `file`.
+// Reads the metadata tokenizer.ggml.*. The result does not refer to `file`. `pre_tokenizer`: name
+// that replaces the file's of a byte-level BPE vocabulary (pre_tokenizer_choice.h), or "".
 // Errors: NotFound/InvalidArgument naming file and key for missing, malformed or inconsistent
 // metadata (different lengths, ids out of range, merges of unknown tokens, more than 2^24 tokens);
 // Unimplemented naming an unsupported tokenizer model or pre-tokenizer.
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file);
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const GgufFile& file,
+                                                         std::string_view pre_tokenizer = "");
 
 // Turns a stream of ids into valid UTF-8 text. Holds back the bytes of an incomplete character;
 // replaces bytes that cannot form a character by U+FFFD. Not thread-safe; `tokenizer` must outlive

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_set>
+#include <utility>
 
 #include "base/round_up.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "engine/cpu/low_rank.h"
 #include "engine/cpu/packed_matrix.h"
+#include "engine/weights/file_kind.h"
 
 namespace withy::engine {
 namespace {
@@ -16,6 +19,9 @@ namespace {
 constexpr int32_t kMaxPanelInputs = 256;
 constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
 constexpr int32_t kMinNeuronPanels = 8;
+constexpr char kSupportedTypes[] =
+    "supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K: take a file of "
+    "the model in one of them, such as Q4_K_M or Q8_0";
 
 // The largest multiple of a block up to `most` that divides `unit`.
 int32_t LargestPanel(int32_t unit, int32_t most) {
@@ -36,12 +42,38 @@ std::vector<int32_t> ExpandHeads(const std::vector<int32_t>& heads, int32_t widt
   return order;
 }
 
+// Every type that cannot be packed, with a tensor that has it.
+absl::Status CheckTypes(const GgufFile& file) {
+  struct Unsupported {
+    std::string first;
+    size_t tensors = 0;
+  };
+  std::map<GgmlType, Unsupported> found;
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (PackedTypeFor(tensor.type).ok()) continue;
+    Unsupported& type = found[tensor.type];
+    if (type.tensors++ == 0) type.first = ValidUtf8(tensor.name, kMaxShownBytes);
+  }
+  if (found.empty()) return absl::OkStatus();
+  std::string text;
+  for (const auto& [type, in] : found) {
+    absl::StrAppend(
+        &text, text.empty() ? "" : ", ", "tensor ", in.first,
+        in.tensors > 1 ? absl::StrCat(" and ", in.tensors - 1, " more have type ") : " has type ",
+        TypeLabel(type));
+  }
+  return absl::UnimplementedError(absl::StrCat(file.path(), ": ", text,
+                                               found.size() > 1 ? ", which are" : ", which is",
+                                               " not supported; ", kSupportedTypes));
+}
+
 class Planner {
  public:
   explicit Planner(const GgufFile& file) : file_(file) {}
 
-  absl::StatusOr<PackedLayout> Plan() {
-    WITHY_ASSIGN_OR_RETURN(layout_.shape, ReadShape(file_));
+  // `shape`: of the file.
+  absl::StatusOr<PackedLayout> Plan(ModelShape shape) {
+    layout_.shape = std::move(shape);
     WITHY_ASSIGN_OR_RETURN(layout_.levels, ReadLevels(file_, layout_.shape));
     WITHY_RETURN_IF_ERROR(PlanEnds());
     for (int32_t layer = 0; layer < layout_.shape.layers; ++layer) {
@@ -287,13 +319,33 @@ absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {
     case GgmlType::kQ4_K:
       return WeightType::kQ4M;
     default:
-      return absl::UnimplementedError(absl::StrCat(
-          "type ", ToAbsl(TypeName(type)),
-          " is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-          "Q5_K, Q6_K"));
+      return absl::UnimplementedError(
+          absl::StrCat("type ", TypeLabel(type), " is not supported; ", kSupportedTypes));
   }
 }
 
-absl::StatusOr<PackedLayout> PlanLayout(const GgufFile& file) { return Planner(file).Plan(); }
+absl::StatusOr<PackedLayout> JudgeLayout(const GgufFile& file,
+                                         std::vector<absl::Status>* problems) {
+  const FileKind kind = RecogniseFile(file);
+  problems->insert(problems->end(), kind.problems.begin(), kind.problems.end());
+  absl::StatusOr<ModelShape> shape = absl::UnknownError("");
+  if (kind.is_model) {
+    shape = ReadShape(file);
+    if (!shape.ok()) problems->push_back(shape.status());
+  }
+  if (kind.has_weights) {
+    const absl::Status types = CheckTypes(file);
+    if (!types.ok()) problems->push_back(types);
+  }
+  WITHY_RETURN_IF_ERROR(JoinProblems(*problems));
+  absl::StatusOr<PackedLayout> layout = Planner(file).Plan(*std::move(shape));
+  if (!layout.ok()) problems->push_back(layout.status());
+  return layout;
+}
+
+absl::StatusOr<PackedLayout> PlanLayout(const GgufFile& file) {
+  std::vector<absl::Status> problems;
+  return JudgeLayout(file, &problems);
+}
 
 }  // namespace withy::engine

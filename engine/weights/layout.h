@@ -47,10 +47,12 @@ int32_t PanelInputs(int32_t unit);
 // but small models get at least eight panels, each of 64 inputs or more.
 int32_t NeuronPanel(int32_t d_ff);
 
-// Errors: as ReadShape; NOT_FOUND (a tensor is missing), INVALID_ARGUMENT (a wrong shape, or a
-// tensor that the architecture lacks), UNIMPLEMENTED (a tensor type that cannot be packed; the
-// message lists the supported types).
+// Errors: as RecogniseFile and ReadShape; NOT_FOUND (a tensor is missing), INVALID_ARGUMENT (a
+// wrong shape, or a tensor that the architecture lacks), UNIMPLEMENTED (tensor types that cannot be
+// packed; the message lists the supported ones). One status names all that is found.
 absl::StatusOr<PackedLayout> PlanLayout(const GgufFile& file);
+// The same; adds to `problems` each thing that is against the file.
+absl::StatusOr<PackedLayout> JudgeLayout(const GgufFile& file, std::vector<absl::Status>* problems);
 
 // Kernel type for a file's tensor type. Errors: UNIMPLEMENTED listing the supported types.
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type);

@@ -18,26 +18,6 @@ namespace {
 
 constexpr size_t kReadBytes = size_t{8} << 20;
 
-// Fills `out` with the file's bytes from `offset` on, and tells the system that it need not keep
-// the file's pages.
-absl::Status ReadWeights(int fd, uint64_t offset, std::span<std::byte> out) {
-  posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(out.size()),
-                POSIX_FADV_SEQUENTIAL);
-  for (size_t done = 0; done < out.size();) {
-    const ssize_t got = pread(fd, out.data() + done, std::min(kReadBytes, out.size() - done),
-                              static_cast<off_t>(offset + done));
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return ErrnoError("read weights");
-    }
-    if (got == 0) return absl::DataLossError("weights end before their last byte");
-    done += static_cast<size_t>(got);
-  }
-  posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(out.size()),
-                POSIX_FADV_DONTNEED);
-  return absl::OkStatus();
-}
-
 constexpr uint64_t kSampleBlocks = 32;
 
 bool Inside(const PackedSection& section, uint64_t file_bytes) {
@@ -45,8 +25,10 @@ bool Inside(const PackedSection& section, uint64_t file_bytes) {
 }
 
 absl::Status DamagedFile(const std::string& path, std::string_view what) {
-  return absl::DataLossError(absl::StrCat(path, ": packed file is damaged: ", ToAbsl(what),
-                                          "; delete it, and it will be rebuilt from its GGUF"));
+  return absl::DataLossError(
+      absl::StrCat(path, ": packed file is damaged: ", ToAbsl(what),
+                   "; a worker packs it again where model.path names its GGUF, and withyctl models "
+                   "import GGUF makes it anywhere"));
 }
 
 // Checks magic, version and the trailer's own checksum. `bytes` hold at least a trailer.
@@ -55,33 +37,60 @@ absl::StatusOr<PackedTrailer> ParseTrailer(const std::string& path,
   PackedTrailer trailer;
   std::memcpy(&trailer, bytes.data(), sizeof(trailer));
   if (trailer.magic != kPackedMagic) return DamagedFile(path, "its end is missing");
-  if (trailer.version != kPackedVersion) {
-    return DamagedFile(path, absl::StrCat("its version is ", trailer.version,
-                                          ", this program reads version ", kPackedVersion));
-  }
   PackedTrailer zeroed = trailer;
   zeroed.trailer_crc = 0;
   if (Crc32c(0, std::as_bytes(std::span(&zeroed, 1))) != trailer.trailer_crc) {
     return DamagedFile(path, "the trailer's checksum does not match");
   }
+  if (trailer.version != kPackedVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": packed file has version ", trailer.version, ", this program reads version ",
+        kPackedVersion, ": name its GGUF in model.path, or pack that with withyctl models import"));
+  }
   return trailer;
 }
 
-absl::StatusOr<PackedTrailer> ReadTrailer(const std::string& path) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path));
-  std::array<std::byte, sizeof(PackedTrailer)> bytes{};
+absl::StatusOr<UniqueFd> OpenPacked(const std::string& path) {
+  // Non-blocking, so that a pipe is refused instead of waited for.
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) return ErrnoError(absl::StrCat("open ", path));
+  return file;
+}
+
+absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& path) {
   struct stat status {};
-  if (fstat(file.get(), &status) != 0) return ErrnoError(absl::StrCat("stat ", path));
-  const off_t offset = status.st_size - static_cast<off_t>(kPackedPage);
-  if (offset < 0) return DamagedFile(path, "it is shorter than a trailer");
-  const ssize_t got = pread(file.get(), bytes.data(), bytes.size(), offset);
-  if (got < 0) return ErrnoError(absl::StrCat("read ", path));
-  if (static_cast<size_t>(got) < bytes.size()) return DamagedFile(path, "its end is missing");
+  if (fstat(fd, &status) != 0) return ErrnoError(absl::StrCat("stat ", path));
+  if (!S_ISREG(status.st_mode)) return DamagedFile(path, "it is not a regular file");
+  const auto size = static_cast<uint64_t>(status.st_size);
+  if (size < kPackedPage) return DamagedFile(path, "it is shorter than a trailer");
+  return size;
+}
+
+absl::StatusOr<PackedTrailer> ReadTrailer(const std::string& path) {
+  WITHY_ASSIGN_OR_RETURN(const UniqueFd file, OpenPacked(path));
+  std::array<std::byte, sizeof(PackedTrailer)> bytes{};
+  WITHY_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(file.get(), path));
+  WITHY_RETURN_IF_ERROR(ReadPacked(file.get(), path, size - kPackedPage, bytes));
   return ParseTrailer(path, bytes);
 }
 
 }  // namespace
+
+absl::Status ReadPacked(int fd, const std::string& path, uint64_t offset,
+                        std::span<std::byte> out) {
+  for (size_t done = 0; done < out.size();) {
+    const ssize_t got = pread(fd, out.data() + done, std::min(kReadBytes, out.size() - done),
+                              static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return DamagedFile(path, absl::StrCat("it cannot be read at byte ", offset + done, ": ",
+                                            std::strerror(errno)));
+    }
+    if (got == 0) return DamagedFile(path, absl::StrCat("it ends at byte ", offset + done));
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
 
 bool PackedFile::LooksPacked(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -99,10 +108,11 @@ absl::StatusOr<std::unique_ptr<PackedFile>> PackedFile::Open(const std::string& 
                                                              Verify verify) {
   std::unique_ptr<PackedFile> file(new PackedFile());
   file->path_ = path;
-  WITHY_RETURN_IF_ERROR(file->Map());
-  WITHY_RETURN_IF_ERROR(file->ReadSections(verify));
+  WITHY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenPacked(path));
+  WITHY_RETURN_IF_ERROR(file->Map(fd.get()));
+  WITHY_RETURN_IF_ERROR(file->ReadSections(fd.get()));
   WITHY_RETURN_IF_ERROR(file->ReadTable());
-  WITHY_RETURN_IF_ERROR(file->CheckData(file->Section(file->trailer_.data), verify));
+  WITHY_RETURN_IF_ERROR(file->CheckData(fd.get(), verify));
   return file;
 }
 
@@ -113,23 +123,20 @@ PackedFile::~PackedFile() {
 
 absl::Status PackedFile::Damaged(std::string_view what) const { return DamagedFile(path_, what); }
 
-absl::Status PackedFile::Map() {
-  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) return ErrnoError(absl::StrCat("stat ", path_));
-  const auto size = static_cast<uint64_t>(status.st_size);
-  if (!S_ISREG(status.st_mode) || size < kPackedPage) {
-    return Damaged("it is shorter than a trailer");
-  }
-  void* mapping = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+absl::Status PackedFile::Map(int fd) {
+  WITHY_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd, path_));
+  void* mapping = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
   if (mapping == MAP_FAILED) return ErrnoError(absl::StrCat("map ", path_));
   bytes_ = {static_cast<const std::byte*>(mapping), size};
   return absl::OkStatus();
 }
 
-absl::Status PackedFile::ReadSections(Verify verify) {
-  WITHY_ASSIGN_OR_RETURN(trailer_, ParseTrailer(path_, bytes_.last(kPackedPage)));
+// Nothing but the weights is read through the mapping: a page that the disk does not give is an
+// error here, and would be a signal there.
+absl::Status PackedFile::ReadSections(int fd) {
+  std::array<std::byte, sizeof(PackedTrailer)> end{};
+  WITHY_RETURN_IF_ERROR(ReadPacked(fd, path_, bytes_.size() - kPackedPage, end));
+  WITHY_ASSIGN_OR_RETURN(trailer_, ParseTrailer(path_, end));
   if (trailer_.file_bytes != bytes_.size()) {
     return Damaged(
         absl::StrCat("it has ", bytes_.size(), " bytes and should have ", trailer_.file_bytes));
@@ -146,26 +153,33 @@ absl::Status PackedFile::ReadSections(Verify verify) {
       trailer_.metadata.bytes > kPackedMaxMetadataBytes) {
     return Damaged("a section has an impossible size or place");
   }
-  if (Crc32c(0, Section(trailer_.table)) != trailer_.table_crc ||
-      Crc32c(0, Section(trailer_.metadata)) != trailer_.metadata_crc ||
-      Crc32c(0, Section(trailer_.checksums)) != trailer_.checksums_crc) {
-    return Damaged("the checksum of its table, metadata or checksums does not match");
-  }
-  const std::span<const std::byte> metadata = Section(trailer_.metadata);
+  WITHY_RETURN_IF_ERROR(ReadSection(fd, "table", trailer_.table, trailer_.table_crc, &table_));
+  WITHY_RETURN_IF_ERROR(
+      ReadSection(fd, "metadata", trailer_.metadata, trailer_.metadata_crc, &metadata_bytes_));
+  WITHY_RETURN_IF_ERROR(
+      ReadSection(fd, "checksums", trailer_.checksums, trailer_.checksums_crc, &checksums_));
   auto parsed = GgufFile::FromBytes(
-      {reinterpret_cast<const uint8_t*>(metadata.data()), metadata.size()}, path_);
+      {reinterpret_cast<const uint8_t*>(metadata_bytes_.data()), metadata_bytes_.size()}, path_);
   if (!parsed.ok()) return Damaged(absl::StrCat("its metadata: ", parsed.status().message()));
   metadata_ = std::make_unique<GgufFile>(*std::move(parsed));
   return absl::OkStatus();
 }
 
+absl::Status PackedFile::ReadSection(int fd, std::string_view name, const PackedSection& section,
+                                     uint32_t crc, std::vector<std::byte>* bytes) const {
+  bytes->resize(section.bytes);
+  WITHY_RETURN_IF_ERROR(ReadPacked(fd, path_, section.offset, *bytes));
+  if (Crc32c(0, *bytes) == crc) return absl::OkStatus();
+  return Damaged(absl::StrCat("the checksum of its ", ToAbsl(name), " (", section.bytes,
+                              " bytes at byte ", section.offset, ") does not match"));
+}
+
 absl::Status PackedFile::ReadTable() {
-  const std::span<const std::byte> table = Section(trailer_.table);
-  const size_t count = table.size() / sizeof(PackedEntry);
+  const size_t count = table_.size() / sizeof(PackedEntry);
   tensors_.reserve(count);  // index_ refers to the names, which must not move
   for (size_t i = 0; i < count; ++i) {
     PackedEntry entry;
-    std::memcpy(&entry, table.data() + i * sizeof(PackedEntry), sizeof(entry));
+    std::memcpy(&entry, table_.data() + i * sizeof(PackedEntry), sizeof(entry));
     WITHY_RETURN_IF_ERROR(AddTensor(entry));
   }
   for (size_t i = 0; i < count; ++i) {
@@ -232,11 +246,14 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
 }
 
 absl::Status PackedFile::MoveToMemory() {
-  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return ErrnoError(absl::StrCat("open ", path_));
+  WITHY_ASSIGN_OR_RETURN(const UniqueFd file, OpenPacked(path_));
   WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(trailer_.data.bytes));
-  WITHY_RETURN_IF_ERROR(ReadWeights(file.get(), trailer_.data.offset, memory.bytes()));
-  WITHY_RETURN_IF_ERROR(CheckData(memory.bytes(), Verify::kFull));
+  const auto begin = static_cast<off_t>(trailer_.data.offset);
+  const auto size = static_cast<off_t>(trailer_.data.bytes);
+  posix_fadvise(file.get(), begin, size, POSIX_FADV_SEQUENTIAL);
+  WITHY_RETURN_IF_ERROR(ReadPacked(file.get(), path_, trailer_.data.offset, memory.bytes()));
+  posix_fadvise(file.get(), begin, size, POSIX_FADV_DONTNEED);
+  WITHY_RETURN_IF_ERROR(CheckBlocks(0, memory.bytes()));
   WITHY_RETURN_IF_ERROR(memory.Seal());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     MoveTensor(i, memory.bytes().data() + (tensors_[i].file_offset - trailer_.data.offset));
@@ -271,25 +288,34 @@ absl::Status PackedFile::CheckBlocks(uint64_t begin, std::span<const std::byte> 
   return absl::OkStatus();
 }
 
-absl::Status PackedFile::CheckData(std::span<const std::byte> data, Verify verify) const {
-  const std::span<const std::byte> checksums = Section(trailer_.checksums);
-  const uint64_t blocks = checksums.size() / 4;
+absl::Status PackedFile::CheckData(int fd, Verify verify) const {
+  if (verify == Verify::kHead) return absl::OkStatus();
+  const uint64_t blocks = checksums_.size() / 4;
   const uint64_t step = verify == Verify::kFull ? 1 : std::max<uint64_t>(1, blocks / kSampleBlocks);
+  std::vector<std::byte> buffer(kPackedChecksumBlock);
   for (uint64_t block = 0; block < blocks; block += step) {
     const uint64_t begin = block * kPackedChecksumBlock;
-    const uint64_t size = std::min(kPackedChecksumBlock, data.size() - begin);
-    WITHY_RETURN_IF_ERROR(CheckBlock(block, data.subspan(begin, size)));
+    const auto bytes =
+        std::span(buffer).first(std::min(kPackedChecksumBlock, trailer_.data.bytes - begin));
+    WITHY_RETURN_IF_ERROR(ReadPacked(fd, path_, trailer_.data.offset + begin, bytes));
+    WITHY_RETURN_IF_ERROR(CheckBlock(block, bytes));
   }
   return absl::OkStatus();
 }
 
 absl::Status PackedFile::CheckBlock(uint64_t block, std::span<const std::byte> bytes) const {
   uint32_t expected = 0;
-  std::memcpy(&expected, Section(trailer_.checksums).data() + block * 4, 4);
+  std::memcpy(&expected, checksums_.data() + block * 4, 4);
   if (Crc32c(0, bytes) == expected) return absl::OkStatus();
-  return Damaged(absl::StrCat("the checksum of its data at byte ",
-                              trailer_.data.offset + block * kPackedChecksumBlock,
-                              " does not match"));
+  const uint64_t begin = trailer_.data.offset + block * kPackedChecksumBlock;
+  const auto holds = [&](const PackedTensor& tensor) {
+    return tensor.file_offset < begin + bytes.size() && begin < tensor.file_offset + tensor.bytes;
+  };
+  const auto tensor = std::find_if(tensors_.begin(), tensors_.end(), holds);
+  return Damaged(absl::StrCat("the checksum of its data at byte ", begin,
+                              tensor == tensors_.end() ? "" : " (of tensor ",
+                              tensor == tensors_.end() ? "" : tensor->name,
+                              tensor == tensors_.end() ? "" : ")", " does not match"));
 }
 
 const PackedTensor* PackedFile::Find(std::string_view name) const {

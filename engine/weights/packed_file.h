@@ -20,6 +20,9 @@
 
 namespace withy::engine {
 
+// Fills `out` with a packed file's bytes from `offset` on. Errors: DATA_LOSS naming path and byte.
+absl::Status ReadPacked(int fd, const std::string& path, uint64_t offset, std::span<std::byte> out);
+
 struct PackedTensor {
   std::string name;
   PackedKind kind = PackedKind::kVector;
@@ -31,26 +34,31 @@ struct PackedTensor {
 };
 
 // Immutable after Open and MoveToMemory or MoveTensor; thread-safe. Views are valid as long as the
-// object. Mapped with MAP_SHARED, so that all processes share the pages.
+// object. The weights are mapped with MAP_SHARED, so that all processes share the pages; the rest
+// is read.
 class PackedFile {
  public:
   enum class Verify {
-    kSample,  // structure, table, metadata and some evenly spread data blocks: milliseconds
+    kHead,    // structure, table, metadata
+    kSample,  // also some evenly spread data blocks: milliseconds
     kFull,    // every data block
   };
 
-  // Errors: NOT_FOUND, PERMISSION_DENIED (open); DATA_LOSS (not a packed file, another version,
-  // truncated, a section or tensor out of bounds, a wrong checksum), naming the file and the part.
+  // Errors: NOT_FOUND, PERMISSION_DENIED (open); FAILED_PRECONDITION (another version); DATA_LOSS
+  // (not a packed file, truncated, a section or tensor out of bounds, a wrong checksum, bytes that
+  // the disk does not give), naming the file and the part.
   static absl::StatusOr<std::unique_ptr<PackedFile>> Open(const std::string& path,
                                                           Verify verify = Verify::kSample);
   // Copies the weights into a HugeMemory and verifies every block of them on the way; tensors
   // then lie there. Once, before views are taken. Errors: DATA_LOSS naming the file and the part;
-  // those of HugeMemory and pread(2).
+  // those of HugeMemory.
   absl::Status MoveToMemory();
   // For weights that another holds: checks whole blocks of the data section, which begin at
   // `begin`, a multiple of kPackedChecksumBlock; says where a tensor's bytes are; gives the memory
   // of the mapped data section back. Errors: DATA_LOSS naming the file and the part.
   absl::Status CheckBlocks(uint64_t begin, std::span<const std::byte> bytes) const;
+  // Whether MoveToMemory was called.
+  bool in_memory() const { return !memory_.bytes().empty(); }
   void MoveTensor(size_t index, const std::byte* data);
   void ForgetData() const;
   // Whether the file begins like a packed file; false if it cannot be read.
@@ -70,28 +78,31 @@ class PackedFile {
   // 32 hexadecimal digits over metadata, shapes and weights.
   std::string model_id() const;
   const SourceIdentity& source() const { return trailer_.source; }
+  // PackedTrailer::kv_epoch.
+  uint32_t kv_epoch() const { return trailer_.kv_epoch; }
   uint64_t file_bytes() const { return bytes_.size(); }
   uint64_t data_bytes() const { return trailer_.data.bytes; }
   uint64_t data_offset() const { return trailer_.data.offset; }
 
  private:
   PackedFile() = default;
-  absl::Status Map();
-  absl::Status ReadSections(Verify verify);
+  absl::Status Map(int fd);
+  absl::Status ReadSections(int fd);
+  absl::Status ReadSection(int fd, std::string_view name, const PackedSection& section,
+                           uint32_t crc, std::vector<std::byte>* bytes) const;
   absl::Status ReadTable();
   absl::Status AddTensor(const PackedEntry& entry);
-  // `data`: the data section, or a copy of it.
-  absl::Status CheckData(std::span<const std::byte> data, Verify verify) const;
+  absl::Status CheckData(int fd, Verify verify) const;
   absl::Status CheckBlock(uint64_t block, std::span<const std::byte> bytes) const;
   absl::Status Damaged(std::string_view what) const;
-  std::span<const std::byte> Section(const PackedSection& section) const {
-    return bytes_.subspan(section.offset, section.bytes);
-  }
 
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
   HugeMemory memory_;                 // holds the data section after MoveToMemory
   PackedTrailer trailer_;
+  std::vector<std::byte> table_;
+  std::vector<std::byte> metadata_bytes_;
+  std::vector<std::byte> checksums_;
   std::unique_ptr<GgufFile> metadata_;
   std::vector<PackedTensor> tensors_;
   std::unordered_map<std::string_view, size_t> index_;  // keys are views into tensors_[i].name

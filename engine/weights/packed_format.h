@@ -55,7 +55,9 @@ struct PackedTrailer {
   uint32_t table_crc = 0;
   uint32_t metadata_crc = 0;
   uint32_t checksums_crc = 0;
-  uint32_t reserved = 0;
+  // 0, or a random number of a file that was packed in the place of a damaged one: KV that may have
+  // been computed with the damaged weights has another one. Not part of model_id.
+  uint32_t kv_epoch = 0;
 };
 static_assert(sizeof(PackedTrailer) == 144);
 

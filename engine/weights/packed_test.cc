@@ -15,10 +15,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/test_seed.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/writer.h"
+#include "engine/model/bundle.h"
 #include "engine/model/testing.h"
 #include "engine/weights/layout.h"
 #include "engine/weights/packed_file.h"
@@ -31,7 +33,9 @@ namespace withy::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string ReadAll(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -367,6 +371,125 @@ TEST_F(PackedTest, ADamagedCacheIsMadeAgain) {
   EXPECT_EQ(PackedFile::Open(packed).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_TRUE(Open(gguf).ok());
   EXPECT_TRUE(PackedFile::Open(packed, PackedFile::Verify::kFull).ok());
+}
+
+// Whatever became of the file, and wherever the weights are kept: the answers are the model's.
+TEST_F(PackedTest, DamageIsToldAndPackedAgain) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = Pack(gguf);
+  const std::string good = ReadAll(packed);
+  const auto flipped = [&](size_t at) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 4);
+    return bad;
+  };
+  std::vector<std::string> contents = {"", "WITHYPK\n", std::string(good.size(), '\0'),
+                                       good.substr(0, good.size() - 1)};
+  for (size_t at = 70; at < good.size(); at += good.size() / 7) contents.push_back(flipped(at));
+  using Place = ModelOptions::WeightPlace;
+  std::vector<ModelOptions> ways(3);
+  ways[0].weight_place = Place::kMapped;
+  ways[1].weight_place = Place::kCopied;
+  ways[2].weight_budget_bytes = 1 << 30;
+  for (ModelOptions& options : ways) {
+    absl::Status told;
+    options.cache_dir = folder_.path();
+    options.threads = 1;
+    options.on_damage = [&](const absl::Status& damage) { told = damage; };
+    uint32_t epoch = 0;
+    for (const std::string& content : contents) {
+      told = absl::OkStatus();
+      WriteAll(packed, content);
+      const auto model = Model::Open(gguf, options);
+      ASSERT_TRUE(model.ok()) << model.status();
+      EXPECT_TRUE(absl::IsDataLoss(told)) << told;
+      EXPECT_THAT(std::string(told.message()), HasSubstr(packed));
+      EXPECT_NE((*model)->info().kv_epoch, epoch);
+      epoch = (*model)->info().kv_epoch;
+      // The weights are the same again; only the epoch of the KV differs.
+      const std::string again = ReadAll(packed);
+      EXPECT_EQ(again.substr(0, again.size() - kPackedPage),
+                good.substr(0, good.size() - kPackedPage));
+    }
+  }
+}
+
+// Damage between the blocks that every opening samples.
+TEST_F(PackedTest, DamageThatNoSampleSeesIsFoundWhereWeightsAreMapped) {
+  SynthShape shape = TinyShape();
+  shape.vocab_size = 300'000;  // 77 MB, of which every second MiB is sampled
+  const std::string gguf = WriteTiny(folder_, shape, GgmlType::kF16);
+  const std::string packed = Pack(gguf);
+  const auto file = PackedFile::Open(packed);
+  ASSERT_TRUE(file.ok());
+  const uint64_t at = (*file)->data_offset() + kPackedChecksumBlock + 5;
+  {
+    std::fstream stream(packed, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(at));
+    const int byte = stream.get();
+    stream.seekp(static_cast<std::streamoff>(at));
+    stream.put(static_cast<char>(byte ^ 1));
+  }
+  ASSERT_TRUE(PackedFile::Open(packed).ok()) << "a sampled block: choose another";
+  ModelOptions options;
+  options.cache_dir = folder_.path();
+  options.weight_place = ModelOptions::WeightPlace::kMapped;
+  absl::Status told;
+  options.on_damage = [&](const absl::Status& damage) { told = damage; };
+  ASSERT_TRUE(Model::Open(gguf, options).ok());
+  EXPECT_THAT(Message(told), AllOf(HasSubstr(absl::StrCat(at - 5)), HasSubstr("tensor ")));
+  EXPECT_TRUE(PackedFile::Open(packed, PackedFile::Verify::kFull).ok());
+}
+
+TEST_F(PackedTest, AnotherVersionIsPackedAgainWithoutAWarning) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = Pack(gguf);
+  std::string other = ReadAll(packed);
+  PackedTrailer trailer;
+  char* const end = other.data() + other.size() - kPackedPage;
+  std::memcpy(&trailer, end, sizeof(trailer));
+  trailer.version = kPackedVersion + 1;
+  trailer.trailer_crc = 0;
+  trailer.trailer_crc = Crc32c(0, std::as_bytes(std::span(&trailer, 1)));
+  std::memcpy(end, &trailer, sizeof(trailer));
+  WriteAll(packed, other);
+  EXPECT_THAT(Message(Open(packed)), AllOf(HasSubstr("version"), HasSubstr("withyctl models")));
+  int told = 0;
+  const auto again =
+      EnsurePacked(gguf, folder_.path(), pool_, nullptr, [&](const absl::Status&) { ++told; });
+  EXPECT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(told, 0);
+  EXPECT_TRUE(PackedFile::Open(packed).ok());
+}
+
+// What stands in the file's place and cannot be removed is named.
+TEST_F(PackedTest, AFolderInThePlaceOfThePackedFile) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::string packed = PackedPath(gguf, folder_.path());
+  fs::create_directory(packed);
+  EXPECT_TRUE(EnsurePacked(gguf, folder_.path(), pool_).ok());
+  fs::remove(packed);
+  fs::create_directory(packed);
+  WriteAll(packed + "/file", "x");
+  const absl::Status kept = EnsurePacked(gguf, folder_.path(), pool_).status();
+  EXPECT_THAT(Message(kept), AllOf(HasSubstr(packed), HasSubstr("move it away")));
+}
+
+TEST_F(PackedTest, WithoutItsGgufTheStateOfThePackedFileIsTold) {
+  const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  ModelOptions options;
+  options.cache_dir = folder_.path();
+  EXPECT_THAT(Message(OpenBundle(folder_ / "other.gguf", options).status()),
+              Not(HasSubstr("packed")));
+  const std::string packed = Pack(gguf);
+  fs::remove(gguf);
+  const absl::Status whole = OpenBundle(gguf, options).status();
+  EXPECT_EQ(whole.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(whole), AllOf(HasSubstr(gguf), HasSubstr(packed), HasSubstr("is whole")));
+  fs::resize_file(packed, fs::file_size(packed) - kPackedPage);
+  const absl::Status damaged = OpenBundle(gguf, options).status();
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(damaged), AllOf(HasSubstr("damaged"), HasSubstr("put the GGUF back")));
 }
 
 TEST_F(PackedTest, NothingDamagedIsTakenForGood) {

@@ -63,9 +63,10 @@ absl::Status CheckRoom(const std::string& path, uint64_t data_bytes) {
 class Packer {
  public:
   Packer(const GgufFile& file, const SourceIdentity& source, ThreadPool& pool,
-         const PackProgress& progress)
-      : file_(file), pool_(pool), progress_(progress) {
+         const PackProgress& progress, uint32_t kv_epoch, const std::atomic<bool>* cancel)
+      : file_(file), pool_(pool), progress_(progress), cancel_(cancel) {
     trailer_.source = source;
+    trailer_.kv_epoch = kv_epoch;
   }
 
   absl::Status Run(const std::string& path) {
@@ -81,6 +82,7 @@ class Packer {
 
  private:
   absl::Status Append(std::span<const std::byte> bytes) {
+    if (cancel_ != nullptr && *cancel_) return absl::CancelledError("packing was given up");
     if (in_data_) AddChecksums(bytes);
     return out_->Append({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
   }
@@ -291,6 +293,7 @@ class Packer {
   const GgufFile& file_;
   ThreadPool& pool_;
   const PackProgress& progress_;
+  const std::atomic<bool>* const cancel_;  // null: it is not given up
   PackedLayout layout_;
   PackedTrailer trailer_;
   std::unique_ptr<OutputFile> out_;
@@ -304,8 +307,9 @@ class Packer {
 }  // namespace
 
 absl::Status PackGguf(const GgufFile& file, const SourceIdentity& source, const std::string& path,
-                      ThreadPool& pool, const PackProgress& progress) {
-  return Annotate(Packer(file, source, pool, progress).Run(path), "packing");
+                      ThreadPool& pool, const PackProgress& progress, uint32_t kv_epoch,
+                      const std::atomic<bool>* cancel) {
+  return Annotate(Packer(file, source, pool, progress, kv_epoch, cancel).Run(path), "packing");
 }
 
 }  // namespace withy::engine

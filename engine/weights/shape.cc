@@ -27,10 +27,17 @@ class ShapeReader {
 
   absl::StatusOr<ModelShape> Read() {
     WITHY_RETURN_IF_ERROR(ReadArchitecture());
-    WITHY_RETURN_IF_ERROR(ReadSizes());
-    WITHY_RETURN_IF_ERROR(ReadHeads());
-    WITHY_RETURN_IF_ERROR(ReadVocabulary());
-    WITHY_RETURN_IF_ERROR(ReadRope());
+    std::vector<absl::Status> problems;
+    const auto note = [&problems](const absl::Status& status) {
+      if (!status.ok()) problems.push_back(status);
+      return status.ok();
+    };
+    note(RefuseNonCausal());
+    note(RefuseExperts());
+    // RoPE turns the elements of a head, whose size needs the model's width.
+    if (note(ReadSizes()) && note(ReadHeads())) note(ReadRope());
+    note(ReadVocabulary());
+    WITHY_RETURN_IF_ERROR(JoinProblems(problems));
     return std::move(shape_);
   }
 
@@ -71,8 +78,13 @@ class ShapeReader {
     } else {
       return absl::UnimplementedError(
           absl::StrCat(file_.path(), ": architecture \"", ValidUtf8(architecture, kMaxShownBytes),
-                       "\" is not supported; supported are ", ToAbsl(SupportedArchitectures())));
+                       "\" is not supported; supported are ", ToAbsl(SupportedArchitectures()),
+                       ": choose a model of one of them"));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status RefuseNonCausal() {
     WITHY_ASSIGN_OR_RETURN(bool causal, file_.GetBoolOr(Key("attention.causal"), true));
     if (!causal) {
       return absl::UnimplementedError(
@@ -80,6 +92,10 @@ class ShapeReader {
                        " is false; only models that generate text from left to right are "
                        "supported"));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status RefuseExperts() {
     WITHY_ASSIGN_OR_RETURN(int64_t experts, file_.GetIntOr(Key("expert_count"), 0));
     if (experts != 0) {
       return absl::UnimplementedError(absl::StrCat(file_.path(), ": ", Key("expert_count"), " is ",

@@ -57,7 +57,7 @@ std::string_view SupportedArchitectures();
 
 // A missing key has the same default as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
 // scaling, experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT
-// naming file, key, value and limit.
+// naming file, key, value and limit; the messages of several in one.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
 
 }  // namespace withy::engine

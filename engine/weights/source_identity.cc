@@ -206,4 +206,17 @@ absl::StatusOr<SourceIdentity> IdentifySource(const std::string& path, const Fil
   return memo.identity;
 }
 
+bool IsRememberedWhole(const std::string& memo_path, const FileStamp& stamp) {
+  Memo memo;
+  return ChangeTimeIsSafe(stamp) && Recall(memo_path, stamp, &memo);
+}
+
+void RememberWhole(const std::string& memo_path, const FileStamp& stamp, int64_t now_ns) {
+  if (!ChangeTimeIsSafe(stamp) || !HasSettled(stamp, now_ns)) return;
+  Memo memo;
+  memo.stamp = stamp;
+  memo.crc = MemoCrc(memo);
+  Remember(memo_path, memo);
+}
+
 }  // namespace withy::engine

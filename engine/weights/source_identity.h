@@ -61,4 +61,11 @@ absl::StatusOr<SourceIdentity> IdentifySource(const std::string& path, const Fil
                                               const std::string& memo_path, int64_t now_ns,
                                               ThreadPool& pool);
 
+// Whether RememberChecked said of the file with this stamp that it is whole, and its change time
+// proves that it was not written to since.
+bool IsRememberedWhole(const std::string& memo_path, const FileStamp& stamp);
+// Remembers that every byte of the file was checked, where a later write would move its change time
+// (ChangeTimeIsSafe, HasSettled). Failure to write it is not an error.
+void RememberWhole(const std::string& memo_path, const FileStamp& stamp, int64_t now_ns);
+
 }  // namespace withy::engine

@@ -110,23 +110,17 @@ class Sorter {
   std::vector<std::byte> carried_;  // beginning of a chunk that the window ended in
 };
 
-absl::Status ReadAll(const WeightFile& file, uint64_t offset, std::span<std::byte> out) {
-  const auto begin = static_cast<off_t>(offset);
-  for (size_t done = 0; done < out.size();) {
-    const ssize_t got = pread(file.fd.get(), out.data() + done, out.size() - done,
-                              begin + static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoError("read weights");
-    if (got == 0) return absl::DataLossError("weights end before their last byte");
-    done += static_cast<size_t>(got);
-  }
-  if (!file.direct) {
-    posix_fadvise(file.fd.get(), begin, static_cast<off_t>(out.size()), POSIX_FADV_DONTNEED);
+}  // namespace
+
+absl::Status WeightFile::Read(const std::string& path, uint64_t offset,
+                              std::span<std::byte> out) const {
+  WITHY_RETURN_IF_ERROR(ReadPacked(fd.get(), path, offset, out));
+  if (!direct) {
+    posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(out.size()),
+                  POSIX_FADV_DONTNEED);
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<WeightFile> OpenWeightFile(const std::string& path, bool direct) {
   WeightFile file;
@@ -148,7 +142,7 @@ absl::StatusOr<StreamSums> LoadWeights(const WeightFile& from, const WeightPlan&
   WITHY_ASSIGN_OR_RETURN(HugeMemory window, HugeMemory::Allocate(kWindow));
   for (uint64_t at = 0; at < file->data_bytes(); at += kWindow) {
     const auto bytes = window.bytes().first(std::min(kWindow, file->data_bytes() - at));
-    WITHY_RETURN_IF_ERROR(Annotate(ReadAll(from, file->data_offset() + at, bytes), file->path()));
+    WITHY_RETURN_IF_ERROR(from.Read(file->path(), file->data_offset() + at, bytes));
     WITHY_RETURN_IF_ERROR(file->CheckBlocks(at, bytes));
     sorter.Take(file->data_offset() + at, bytes);
   }

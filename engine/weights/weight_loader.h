@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,12 +28,15 @@ struct StreamSums {
 struct WeightFile {
   UniqueFd fd;
   bool direct = false;  // O_DIRECT; else its pages are dropped from the cache after each read
+
+  // `offset` and `out` are multiples of kDiskAlign. Errors: DATA_LOSS naming path and byte.
+  absl::Status Read(const std::string& path, uint64_t offset, std::span<std::byte> out) const;
 };
 // `direct`: with O_DIRECT, if the file system has it. Errors: those of open(2), naming the path.
 absl::StatusOr<WeightFile> OpenWeightFile(const std::string& path, bool direct = true);
 
 // Copies what is resident and points the file's tensors at `memory`. Errors: DATA_LOSS naming the
-// file and the part; those of pread(2).
+// file and the part.
 absl::StatusOr<StreamSums> LoadWeights(const WeightFile& from, const WeightPlan& plan,
                                        const WeightMemory& memory, PackedFile* file);
 

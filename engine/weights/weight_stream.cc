@@ -186,7 +186,8 @@ class WeightStream::Core {
             .read_bytes = read_bytes_,
             .waits = waits_,
             .wait_ns = wait_ns_,
-            .failures = failures_};
+            .failures = failures_,
+            .bad_reads = bad_reads_};
   }
 
   std::thread thread;
@@ -383,6 +384,7 @@ class WeightStream::Core {
     absl::MutexLock lock(&mutex_);
     read_bytes_ += read.memory.size();
     last_arrival_ns_ = Clock::Real().SteadyNanos();
+    if (absl::IsDataLoss(status)) ++bad_reads_;
     read.group->status.Update(status);
     EndRead(read.group);
   }
@@ -402,7 +404,7 @@ class WeightStream::Core {
     }
     if (!whole) {
       return absl::DataLossError(absl::StrFormat(
-          "%s: the file ends before them: delete it and restart the worker, which packs it again",
+          "%s: the file ends before them: its worker packs it again; call again in a moment",
           Describe(read)));
     }
     const std::span<const std::byte> bytes = read.memory.subspan(read.begin, read.bytes);
@@ -410,8 +412,8 @@ class WeightStream::Core {
       const uint64_t size = std::min(read.sum_bytes, bytes.size() - at);
       if (Crc32cLanes(bytes.subspan(at, size)) == read.sums[at / read.sum_bytes]) continue;
       return absl::DataLossError(absl::StrFormat(
-          "%s: have changed since the model was opened: delete the file and restart the worker, "
-          "which packs it again",
+          "%s: have changed since the model was opened: its worker checks the file, and packs it "
+          "again if it is damaged; call again in a moment",
           Describe(read)));
     }
     return absl::OkStatus();
@@ -454,6 +456,7 @@ class WeightStream::Core {
   uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t wait_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t failures_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t bad_reads_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -42,7 +42,8 @@ struct WeightStreamStats {
   uint64_t read_bytes = 0;
   uint64_t waits = 0;  // times that a pass stood still; what ran in its place is not looked at
   int64_t wait_ns = 0;
-  uint64_t failures = 0;  // waits that ended with an error
+  uint64_t failures = 0;   // waits that ended with an error
+  uint64_t bad_reads = 0;  // reads that did not give what the file held when it was opened
 
   bool streams() const { return buffer_bytes > 0; }
 };

@@ -229,6 +229,71 @@ TEST(MachineTest, OtherWeightsInThePlaceOfAModelAreServed) {
   }
 }
 
+// The packed file of the target.
+std::string PackedTarget(const Board& board) {
+  for (const auto& entry : fs::directory_iterator(board.dir() + "/state/packed")) {
+    const fs::path& path = entry.path();
+    if (path.extension() == ".withy" && path.filename().string().starts_with("target")) return path;
+  }
+  return "";
+}
+
+// Overwrites half of a file where it lies.
+void Spoil(const std::string& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto size = static_cast<std::streamoff>(fs::file_size(path));
+  file.seekp(size / 4);
+  const std::string noise(static_cast<size_t>(size / 2), 'x');
+  file.write(noise.data(), static_cast<std::streamsize>(noise.size()));
+}
+
+TEST(MachineTest, NoAnswerIsComputedWithDamagedWeights) {
+  const Place models;
+  const std::string target = models.dir() + "/target.gguf";
+  fs::copy_file(TestTargetPath(), target);
+  Board board({"model.path=" + target, "draft.path=" + TestDraftPath()});
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("model_worker");
+  const std::string token = board.BindApp("damage.app");
+  const auto stub = board.NewStub();
+  const std::string context = CreateContext(*stub, token);
+  const auto ask = [&](const std::string& in, const std::string& id) {
+    v1::GenerateRequest request = UserRequest(in, "What is the weather in Ulm?", 24);
+    request.set_request_id(id);
+    return GenerateWithRetry(*stub, token, request);
+  };
+  const Answer right = ask("", "first");
+  ASSERT_TRUE(right.status.ok()) << right.status;
+  ASSERT_TRUE(ask(context, "in context").status.ok());
+
+  // While it is served: mapped, as small models are, it changes under the worker at once.
+  Spoil(PackedTarget(board));
+  const Answer served = ask("", "second");
+  EXPECT_TRUE(served.status.ok()) << served.status << board.Log("model_worker");
+  EXPECT_EQ(served.text, right.text);
+  EXPECT_THAT(board.Log("model_worker"),
+              AllOf(HasSubstr("were found damaged"), HasSubstr("starts anew"),
+                    HasSubstr("packing " + target + " again")));
+  EXPECT_TRUE(ask(context, "goes on").status.ok());
+
+  // While it is stopped.
+  EXPECT_EQ(board.Stop("model_worker"), 0);
+  Spoil(PackedTarget(board));
+  board.Start("model_worker");
+  const Answer started = ask("", "third");
+  EXPECT_TRUE(started.status.ok()) << started.status << board.Log("model_worker");
+  EXPECT_EQ(started.text, right.text);
+
+  // Without the GGUF it cannot be packed again: nothing is answered, and the log says why.
+  fs::remove(target);
+  const std::string packed = PackedTarget(board);
+  Spoil(packed);
+  EXPECT_EQ(board.WaitForExit("model_worker"), 2) << board.Log("model_worker");
+  EXPECT_THAT(board.Log("model_worker"),
+              AllOf(HasSubstr(target), HasSubstr(packed), HasSubstr("put the GGUF back")));
+  EXPECT_TRUE(fs::exists(packed));
+}
+
 TEST(MachineTest, ConnectionsThatSayNothingHoldUpNoScrape) {
   Board board;
   board.Start("profiler_agent");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -55,10 +56,15 @@ void UseTokenizer(const GgufFile& file) {
 
 // A file's messages, and its own name in them, are valid UTF-8.
 void Judge(const GgufFile& file) {
-  const Servability judged = JudgeServability(file, "");
+  const Servability judged = JudgeServability(file, {});
   for (const absl::Status& problem : judged.problems) {
     const std::string_view message = ToStd(problem.message());
     if (ValidUtf8(message) != message) std::abort();
+  }
+  for (const auto* texts : {&judged.text.notes, &judged.text.warnings}) {
+    for (const std::string& text : *texts) {
+      if (ValidUtf8(text) != text) std::abort();
+    }
   }
   if (judged.layout && ValidUtf8(judged.layout->shape.name) != judged.layout->shape.name) {
     std::abort();
@@ -74,7 +80,11 @@ void Judge(const GgufFile& file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   withy::OnSmallStack([&] {
     const auto file = withy::engine::GgufFile::FromBytes({data, size}, "input");
-    if (!file.ok()) return;
+    if (!file.ok()) {
+      const std::string_view message = withy::ToStd(file.status().message());
+      if (withy::ValidUtf8(message) != message) std::abort();
+      return;
+    }
     withy::engine::ReadMetadata(*file);
     withy::engine::ReadTensors(*file);
     withy::engine::UseTokenizer(*file);
