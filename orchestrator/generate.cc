@@ -249,7 +249,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   *run.mutable_sampling() = request_.sampling();
   if (!request_.sampling().has_seed()) {
     run.mutable_sampling()->set_seed(request_.request_id().empty()
-                                         ? RandomId64()
+                                         ? RandomId64() & kMaxExactSeed
                                          : SeedOf(app_id_, request_.request_id(), digest_));
   }
   *run.mutable_limits() = request_.limits();

@@ -1,5 +1,5 @@
-// Answers of OpenAI's HTTP API: JSON documents, the chunks of a stream, and errors. Pure.
-// Neighbours: openai_request.h reads requests, http_door.h speaks HTTP.
+// Answers of OpenAI's HTTP API: JSON documents, and the chunks of a stream. Pure. Neighbours:
+// openai_request.h reads requests, openai_error.h says errors, http_reply.h sends them.
 //
 // What only withy knows stands beside OpenAI's fields in an object `withy`: the decision in the
 // first chunk, what was measured in the last.
@@ -50,10 +50,6 @@ class OpenAiAnswer {
   size_t sent_bytes_ = 0;  // of text_
   bool finished_ = false;
 };
-
-// The HTTP status of an error, and its document {"error": {"message", "type", "param", "code"}}.
-int HttpStatusOf(const absl::Status& status);
-std::string OpenAiError(const absl::Status& status);
 
 // The documents of /v1/models/NAME and /v1/models.
 std::string OpenAiModel(const v1::ModelDescription& model, int64_t created_unix_s);
