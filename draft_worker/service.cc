@@ -263,6 +263,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         const engine::EncodedConversation encoded,
         model_.encoder.EncodePrompt(prompt, engine::ConversationEncoder::kNoWindow));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
+    response->set_answer_begins_in_thought(encoded.answer_begins_in_thought);
     response->set_instance(instance_);
     return absl::OkStatus();
   }

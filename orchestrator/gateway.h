@@ -58,8 +58,8 @@ class Gateway {
                                         const v1::GenerateRequest& request, absl::Time deadline,
                                         const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
-  // The worker that answers calls that name this model ("": the target). Errors: NOT_FOUND,
-  // UNAVAILABLE.
+  // The worker that answers calls that name this model ("": the target), as it was asked last:
+  // calls notice themselves if it serves another model by now. Errors: NOT_FOUND, UNAVAILABLE.
   absl::StatusOr<AnsweringModel> FindModel(const std::string& model, absl::Time deadline);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
 

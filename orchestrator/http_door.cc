@@ -14,11 +14,13 @@
 #include "http/server.h"
 #include "orchestrator/app_records.h"
 #include "orchestrator/conversations.h"
+#include "orchestrator/echoed_prompt.h"
 #include "orchestrator/http_reply.h"
 #include "orchestrator/openai_answer.h"
 #include "orchestrator/openai_error.h"
 #include "orchestrator/openai_request.h"
 #include "orchestrator/peer_watch.h"
+#include "orchestrator/validate.h"
 #include "orchestrator/web_origins.h"
 #include "rpc/status.h"
 
@@ -85,6 +87,8 @@ class HttpDoor::Server {
     std::string app_id;
     std::shared_ptr<CallControl> control;  // shared with those who cancel
     OpenAiCall asked;
+    std::vector<v1::Token> echoed =
+        {};  // the prompt's tokens, if their log-probabilities are shown
     std::optional<v1::Message> answer = std::nullopt;  // once it is finished
   };
 
@@ -92,7 +96,13 @@ class HttpDoor::Server {
   absl::Status Models(const http::RequestHead& head, HttpReply& reply, std::string_view name);
   void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
   absl::Status Run(Call& call);
+  absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
+  absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
+  absl::Status EchoAlone(Call& call, const AnsweringModel& model);
   absl::Status Generate(Call& call, const v1::GenerateRequest& request);
+  // Sends what an event makes of the answer. False: the client did not take it.
+  static bool SendEvent(Call& call, const v1::GenerateResponse& event, OpenAiAnswer* builder);
+  static void SendEnd(Call& call, const OpenAiAnswer& builder);
   static int64_t UnixSeconds() { return absl::ToUnixSeconds(absl::Now()); }
 
   const HttpDoorOptions options_;
@@ -164,15 +174,21 @@ absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& 
                                       std::string_view name) {
   const absl::Time deadline = absl::Now() + kStoreTime;
   WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(TokenOf(head), deadline).status());
+  WITHY_ASSIGN_OR_RETURN(const v1::ListModelsResponse models, gateway_.ListModels(deadline));
   if (name.empty()) {
-    WITHY_ASSIGN_OR_RETURN(const v1::ListModelsResponse models, gateway_.ListModels(deadline));
     reply.Respond(200, OpenAiModels(models, UnixSeconds()));
     return absl::OkStatus();
   }
   WITHY_ASSIGN_OR_RETURN(const AnsweringModel found,
                          gateway_.FindModel(std::string(name), deadline));
-  reply.Respond(200, OpenAiModel(found.worker->model(), UnixSeconds()));
-  return absl::OkStatus();
+  const std::string_view role = found.lane == policy::Lane::kTarget ? "target" : "draft";
+  for (const v1::ModelDescription& model : models.models()) {
+    if (model.role() != role) continue;
+    reply.Respond(200, OpenAiModel(model, UnixSeconds()));
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("model is \"", ToAbsl(name), "\", which is not served now"));
 }
 
 void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind) {
@@ -216,11 +232,66 @@ void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAi
   reply.EndEvents();
 }
 
+absl::Status HttpDoor::Server::PreparePrompt(Call& call,
+                                             const absl::StatusOr<AnsweringModel>& model) {
+  v1::GenerateRequest& request = call.asked.request;
+  if (model.ok()) FitToModel(model->worker->model(), &request);
+  // A worker that is away may be back in time for a call that does not depend on it yet.
+  if (call.asked.echo || !call.asked.prompt_tokens.empty()) {
+    WITHY_RETURN_IF_ERROR(model.status());
+  }
+  if (!call.asked.prompt_tokens.empty()) {
+    WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt()->mutable_text(),
+                           gateway_.counter().TextOf(*model->worker, call.asked.prompt_tokens));
+  }
+  WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  if (call.asked.echo && request.limits().has_logprobs()) {
+    WITHY_ASSIGN_OR_RETURN(call.echoed, ScorePrompt(call));
+  }
+  return absl::OkStatus();
+}
+
+// Calls tell log-probabilities of their answers alone; those of the prompt are a score.
+absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call) {
+  const v1::GenerateRequest& asked = call.asked.request;
+  v1::ScoreRequest request;
+  request.set_text(asked.prompt().text());
+  request.set_model(asked.model());
+  request.set_logprobs(asked.limits().logprobs());
+  request.mutable_setting()->set_model_level_percent(asked.model_level_percent());
+  WITHY_ASSIGN_OR_RETURN(
+      std::vector<v1::Token> scored,
+      gateway_.scores().Tokens(call.incoming.token, std::move(request), *call.control));
+  return EchoedTokens(asked.prompt().text(), std::move(scored));
+}
+
+// A completion that asks for no token: nothing is generated.
+absl::Status HttpDoor::Server::EchoAlone(Call& call, const AnsweringModel& model) {
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = call.asked.request.prompt();
+  count.set_model(call.asked.request.model());
+  WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
+                         gateway_.counter().CountTokens(
+                             call.app_id, count, absl::Now() + kStoreTime, call.incoming.over));
+  OpenAiAnswer builder(call.asked, UnixSeconds());
+  builder.EchoPrompt(std::move(call.echoed));
+  v1::GenerateResponse event;
+  event.mutable_started()->set_call_id(CallName(call.incoming.id));
+  event.mutable_started()->set_model(model.worker->model().name());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
+  event.mutable_finished()->mutable_usage()->set_prompt_tokens(counted.tokens());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  SendEnd(call, builder);
+  return absl::OkStatus();
+}
+
 // A chat goes on in a context of its own, if there is one for it.
 absl::Status HttpDoor::Server::Run(Call& call) {
   const absl::StatusOr<AnsweringModel> model =
       gateway_.FindModel(call.asked.request.model(), absl::Now() + kStoreTime);
-  if (model.ok()) FitToModel(model->worker->model(), &call.asked.request);
+  WITHY_RETURN_IF_ERROR(PreparePrompt(call, model));
+  if (call.asked.only_echo) return EchoAlone(call, *model);
   const v1::GenerateRequest& asked = call.asked.request;
   const v1::Messages& messages = asked.prompt().messages();
   const bool keeps = call.asked.kind == OpenAiKind::kChat && asked.context_id().empty() &&
@@ -229,6 +300,8 @@ absl::Status HttpDoor::Server::Run(Call& call) {
   for (int tries = 0;; ++tries) {
     std::optional<Conversations::Place> place;
     if (keeps) place = conversations_.Take(call.app_id, messages, absl::Now() + kStoreTime);
+    // Clients repeat answers without thoughts.
+    call.incoming.record_without_thought = place.has_value();
     if (!place) return Generate(call, asked);
     v1::GenerateRequest request = asked;
     request.set_context_id(place->context_id);
@@ -247,26 +320,30 @@ absl::Status HttpDoor::Server::Run(Call& call) {
   }
 }
 
+bool HttpDoor::Server::SendEvent(Call& call, const v1::GenerateResponse& event,
+                                 OpenAiAnswer* builder) {
+  const std::vector<std::string> documents = builder->OnEvent(event);
+  if (event.has_finished()) call.answer = builder->Said();
+  if (!call.asked.stream) return true;
+  for (const std::string& document : documents) {
+    if (!call.reply.SendEvent(document, builder->started().call_id())) return false;
+  }
+  return true;
+}
+
+void HttpDoor::Server::SendEnd(Call& call, const OpenAiAnswer& builder) {
+  if (call.asked.stream) return call.reply.EndEvents();
+  call.reply.Respond(200, builder.Document(),
+                     absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
+}
+
 absl::Status HttpDoor::Server::Generate(Call& call, const v1::GenerateRequest& request) {
   OpenAiAnswer builder(call.asked, UnixSeconds());
-  const bool stream = call.asked.stream;
-  const absl::Status status = gateway_.Generate(
-      call.incoming, request, call.control, [&](const v1::GenerateResponse& event) {
-        const std::vector<std::string> documents = builder.OnEvent(event);
-        if (event.has_finished()) call.answer = builder.Said();
-        if (!stream) return true;
-        for (const std::string& document : documents) {
-          if (!call.reply.SendEvent(document, builder.started().call_id())) return false;
-        }
-        return true;
-      });
-  WITHY_RETURN_IF_ERROR(status);
-  if (stream) {
-    call.reply.EndEvents();
-  } else {
-    call.reply.Respond(200, builder.Document(),
-                       absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
-  }
+  builder.EchoPrompt(call.echoed);
+  WITHY_RETURN_IF_ERROR(gateway_.Generate(
+      call.incoming, request, call.control,
+      [&](const v1::GenerateResponse& event) { return SendEvent(call, event, &builder); }));
+  SendEnd(call, builder);
   return absl::OkStatus();
 }
 

@@ -386,6 +386,58 @@ TEST_F(HttpDoorTest, AConversationContinuesInItsContext) {
   EXPECT_EQ(board().worker.runs().back().context_id(), "");
 }
 
+// What the service keeps is marked as its own; what an app makes is not, whatever its title.
+TEST(HttpDoorBoardTest, OnlyWhatTheServiceKeepsIsMarked) {
+  Board board(WithHttp());
+  const json body = {{"messages", {{{"role", "user"}, {"content", std::string(2000, 'u')}}}}};
+  EXPECT_THAT(Exchange(board, Post(kChatPath, body.dump())), StartsWith("HTTP/1.1 200"));
+  v1::CreateContextRequest create;
+  create.set_title("openai");
+  grpc::ClientContext context;
+  Authorise(&context);
+  v1::CreateContextResponse response;
+  ASSERT_TRUE(board.stub().CreateContext(&context, create, &response).ok());
+  const auto created = board.store.created();
+  ASSERT_EQ(created.size(), 2u);
+  EXPECT_TRUE(created[0].kept_by_service());
+  EXPECT_FALSE(created[1].kept_by_service());
+}
+
+// As evaluation harnesses ask: the prompt's tokens with their log-probabilities, and one token or
+// none.
+TEST_F(HttpDoorTest, APromptIsEchoedWithItsLogprobs) {
+  const auto ask = [&](const std::string& further) {
+    return BodyOf(Exchange(
+        board(), Post("/v1/completions",
+                      R"({"prompt": "h\u00e9y", "echo": true, "logprobs": 1)" + further + "}")));
+  };
+  const size_t before = runs();
+  const json alone = ask(R"(, "max_tokens": 0)");
+  EXPECT_EQ(runs(), before) << "nothing is generated";
+  EXPECT_EQ(alone["choices"][0]["text"], "h\u00e9y") << alone;
+  EXPECT_EQ(alone["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(alone["usage"]["prompt_tokens"], 4);
+  const json& scored = alone["choices"][0]["logprobs"];
+  EXPECT_EQ(scored["tokens"], json({"h", "bytes:\\xc3", "bytes:\\xa9", "y"}));
+  EXPECT_EQ(scored["token_logprobs"], json({nullptr, -1, -1, -1}));
+  EXPECT_EQ(scored["text_offset"], json({0, 1, 1, 2})) << "characters";
+  EXPECT_EQ(scored["top_logprobs"][0], nullptr);
+  EXPECT_EQ(scored["top_logprobs"][3], json({{"e", -0.5}, {"y", -1}}));
+
+  const json more = ask("");
+  EXPECT_EQ(runs(), before + 1);
+  EXPECT_EQ(more["choices"][0]["text"], "h\u00e9yabc");
+  const json& whole = more["choices"][0]["logprobs"];
+  EXPECT_EQ(whole["tokens"].size(), whole["text_offset"].size());
+  EXPECT_EQ(whole["tokens"][0], "h");
+  const std::string plain = Exchange(
+      board(), Post("/v1/completions", R"({"prompt": "hi", "echo": true, "max_tokens": 0})"));
+  EXPECT_EQ(BodyOf(plain)["choices"][0]["text"], "hi");
+  EXPECT_EQ(runs(), before + 1);
+  EXPECT_THAT(Exchange(board(), Post("/v1/completions", R"({"prompt": [1, 2]})")),
+              HasSubstr("send the text"));
+}
+
 TEST(HttpDoorBoardTest, WithoutRoomForContextsChatsAreStateless) {
   Board board(WithHttp());
   board.store.RefuseContexts();

@@ -244,13 +244,26 @@ absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
   return absl::OkStatus();
 }
 
-absl::Status ReadPrompt(const Json& body, v1::Prompt* prompt) {
-  const Json* text = Find(body, "prompt");
-  if (text != nullptr && text->is_array() && text->size() == 1) text = &(*text)[0];
-  if (text == nullptr || !text->is_string()) {
-    return Wrong("prompt", " must be a string, or an array of one");
+// Text, or tokens; alone or as an array of one.
+absl::Status ReadPrompt(const Json& body, OpenAiCall* call) {
+  const Json* given = Find(body, "prompt");
+  if (given != nullptr && given->is_array() && given->size() == 1 && !(*given)[0].is_number()) {
+    given = &(*given)[0];
   }
-  prompt->set_text(text->get_ref<const std::string&>());
+  if (given != nullptr && given->is_string()) {
+    call->request.mutable_prompt()->set_text(given->get_ref<const std::string&>());
+    return absl::OkStatus();
+  }
+  const bool tokens = given != nullptr && given->is_array() && !given->empty() &&
+                      std::all_of(given->begin(), given->end(), [](const Json& one) {
+                        return one.is_number_unsigned() && one.get<uint64_t>() <= INT32_MAX;
+                      });
+  if (!tokens) {
+    return Wrong("prompt",
+                 " must be a string or an array of tokens; of several prompts each is a request of "
+                 "its own");
+  }
+  for (const Json& one : *given) call->prompt_tokens.push_back(one.get<int32_t>());
   return absl::OkStatus();
 }
 
@@ -454,7 +467,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
     WITHY_RETURN_IF_ERROR(ReadMessages(json, request.mutable_prompt()));
     WITHY_RETURN_IF_ERROR(ReadTools(json, request.mutable_prompt()->mutable_messages()));
   } else {
-    WITHY_RETURN_IF_ERROR(ReadPrompt(json, request.mutable_prompt()));
+    WITHY_RETURN_IF_ERROR(ReadPrompt(json, &call));
     WITHY_RETURN_IF_ERROR(NotEmpty(json, "suffix", "leave it out"));
     WITHY_RETURN_IF_ERROR(Only(json, "best_of", 1));
     WITHY_ASSIGN_OR_RETURN(call.echo, Flag(json, "echo"));

@@ -33,6 +33,8 @@ struct OpenAiCall {
   bool include_usage = false;  // of a stream: one more chunk with the usage
   bool echo = false;           // of a completion: the prompt is repeated before the answer
   bool only_echo = false;      // of such a one: no token is asked for
+  // A completion's prompt, if it was given as tokens: the request then lacks its text.
+  std::vector<int32_t> prompt_tokens;
 };
 
 // `body` is the JSON document. Headers, all optional:

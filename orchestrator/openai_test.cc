@@ -244,6 +244,21 @@ TEST(OpenAiRequestTest, ACompletionIsRawText) {
   EXPECT_EQ(call->request.prompt().text(), "once");
   EXPECT_TRUE(call->request.limits().has_logprobs());
   EXPECT_TRUE(call->echo);
+  EXPECT_TRUE(
+      ParseChat(R"({"prompt": "a", "echo": true, "max_tokens": 0})", {}, OpenAiKind::kCompletion)
+          ->only_echo);
+  EXPECT_FALSE(ParseChat(R"({"prompt": "a", "max_tokens": 0})", {}, OpenAiKind::kCompletion).ok());
+  for (const char* tokens : {"[5, 6]", "[[5, 6]]"}) {
+    const auto given =
+        ParseChat(absl::StrCat(R"({"prompt": )", tokens, "}"), {}, OpenAiKind::kCompletion);
+    ASSERT_TRUE(given.ok()) << given.status();
+    EXPECT_EQ(given->prompt_tokens, (std::vector<int32_t>{5, 6}));
+  }
+  for (const char* wrong : {"[]", "[[]]", "[-1]", "[1.5]", "[1, \"a\"]", "[[1], [2]]", "{}"}) {
+    EXPECT_FALSE(
+        ParseChat(absl::StrCat(R"({"prompt": )", wrong, "}"), {}, OpenAiKind::kCompletion).ok())
+        << wrong;
+  }
   EXPECT_FALSE(ParseChat(R"({"prompt": ["a", "b"]})", {}, OpenAiKind::kCompletion).ok());
 }
 
@@ -399,6 +414,84 @@ TEST(OpenAiAnswerTest, AStreamHoldsBackWhatMayBeACall) {
   }
 }
 
+v1::GenerateResponse StartedInThought(bool begun) {
+  v1::GenerateResponse event = Started();
+  event.mutable_started()->set_answer_begins_in_thought(begun);
+  return event;
+}
+
+// Whoever began the thought, it stands apart from the answer, whole and as a stream.
+TEST(OpenAiAnswerTest, ThoughtsAreNoContent) {
+  const auto call = ParseChat(Chat(absl::StrCat(R"("stream": true, "tools": )", kTools)));
+  for (const bool begun : {true, false}) {
+    for (const bool calls : {true, false}) {
+      const std::string said = calls ? "" : "Yes.";
+      const std::string text = absl::StrCat(begun ? "Hm, <b>.\n" : "<think>\nHm, <b>.\n",
+                                            "</think>\n\n", calls ? kCallText + 10 : said);
+      OpenAiAnswer answer(*call, 1);
+      answer.OnEvent(StartedInThought(begun));
+      std::string thought, content;
+      const auto take = [&](const v1::GenerateResponse& event) {
+        for (const std::string& document : answer.OnEvent(event)) {
+          if (document == "[DONE]") continue;
+          const json delta = json::parse(document)["choices"][0]["delta"];
+          thought += delta.value("reasoning_content", "");
+          content += delta.value("content", "");
+        }
+      };
+      for (const char c : text) take(Delta(std::string(1, c)));
+      EXPECT_EQ(thought, "Hm, <b>.");
+      take(calls ? FinishedWithCall(text) : Finished(text, v1::FINISH_REASON_END_OF_TURN));
+      EXPECT_EQ(thought, "Hm, <b>.");
+      EXPECT_EQ(content, said);
+      const json message = json::parse(answer.Document())["choices"][0]["message"];
+      EXPECT_EQ(message["reasoning_content"], thought);
+      EXPECT_EQ(message["content"], calls ? json(nullptr) : json(said));
+      EXPECT_EQ(answer.Said().content(), said);
+    }
+  }
+  const auto plain = ParseChat(Chat(""));
+  OpenAiAnswer cut(*plain, 1);
+  cut.OnEvent(StartedInThought(true));
+  cut.OnEvent(Delta("Let me"));
+  cut.OnEvent(Finished("Let me", v1::FINISH_REASON_MAX_TOKENS));
+  json message = json::parse(cut.Document())["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "Let me");
+  EXPECT_EQ(message["content"], "");
+  OpenAiAnswer none(*plain, 1);
+  none.OnEvent(StartedInThought(false));
+  none.OnEvent(Finished("Yes.", v1::FINISH_REASON_END_OF_TURN));
+  message = json::parse(none.Document())["choices"][0]["message"];
+  EXPECT_FALSE(message.contains("reasoning_content"));
+}
+
+TEST(OpenAiAnswerTest, TokensOfAPromptAreCountedInCharacters) {
+  CharacterCounter counter;
+  for (const auto& [bytes, before] : std::vector<std::pair<std::string, size_t>>{{"a", 0},
+                                                                                 {"\xe2", 1},
+                                                                                 {"\x82\xac", 1},
+                                                                                 {"\xf0\x9f", 2},
+                                                                                 {"\x98", 2},
+                                                                                 {"\x80z", 2},
+                                                                                 {"b", 4}}) {
+    EXPECT_EQ(counter.whole(), before);
+    counter.Add(bytes);
+  }
+  v1::Token scored;
+  scored.set_text("lo");
+  scored.set_logprob(-1);
+  const auto lacking = EchoedTokens("hello", {scored});
+  ASSERT_EQ(lacking.size(), 2u);
+  EXPECT_EQ(lacking[0].text(), "hel");
+  EXPECT_FALSE(lacking[0].has_logprob());
+  EXPECT_TRUE(lacking[1].has_logprob());
+  scored.set_text(" hello");
+  const auto spaced = EchoedTokens("hello", {scored});
+  ASSERT_EQ(spaced.size(), 1u);
+  EXPECT_EQ(spaced[0].text(), "hello");
+  EXPECT_FALSE(spaced[0].has_logprob()) << "the first token has none";
+}
+
 TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   const auto call =
       ParseChat(R"({"prompt": "Say ", "logprobs": 1, "echo": true})", {}, OpenAiKind::kCompletion);
@@ -409,6 +502,7 @@ TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   EXPECT_EQ(document["object"], "text_completion");
   EXPECT_EQ(document["choices"][0]["text"], "Say Hello");
   EXPECT_EQ(document["choices"][0]["logprobs"]["text_offset"], json::array({0, 2}));
+  // The prompt's own tokens come from a score.
 }
 
 TEST(ConversationTest, ADigestStandsForRolesAndContents) {
