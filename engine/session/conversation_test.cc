@@ -318,9 +318,8 @@ TEST(FileConversationTest, AnAnswerThatGoesOnIsAPrompt) {
 }
 
 TEST(FileConversationTest, ThePromptTellsWhereTheAnswerBeginsInAThought) {
-  const std::string forced =
-      std::string(kChatMlFile.substr(0, kChatMlFile.rfind("assistant\\n"))) +
-      "assistant\\n<think>\\n' }}{% endif %}";
+  const std::string forced = std::string(kChatMlFile.substr(0, kChatMlFile.rfind("assistant\\n"))) +
+                             "assistant\\n<think>\\n' }}{% endif %}";
   const ChatFixture thinks(ChatOfFile(forced)), plain(ChatOfFile(kChatMlFile));
   const auto begins = [](const ChatFixture& f, const std::vector<Segment>& segments) {
     return f.encoder->EncodePrompt(segments, kWide).value().answer_begins_in_thought;
