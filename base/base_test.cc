@@ -127,6 +127,21 @@ TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
   }
 }
 
+TEST(Config, WebOriginsAreAsBrowsersSendThem) {
+  auto config = ParseConfig(
+      "orchestrator { http_web_origins: \"http://localhost:3000\" "
+      "http_web_origins: \"https://a.example\" http_web_origins: \"*\" }",
+      "test");
+  ASSERT_TRUE(config.ok());
+  EXPECT_EQ(FillDefaults(&*config), absl::OkStatus());
+  for (const char* wrong :
+       {"localhost", "http://", "://a", "http://a/", "http://a/b", "http://*", "http://a b", ""}) {
+    EXPECT_THAT(Refusal(std::string("orchestrator { http_web_origins: \"") + wrong + "\" }"),
+                HasSubstr("orchestrator.http_web_origins"))
+        << wrong;
+  }
+}
+
 TEST(Config, DefaultSamplingIsInRangeOrNamed) {
   for (const std::string section : {"model", "draft"}) {
     for (const std::string field :

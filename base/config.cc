@@ -279,6 +279,29 @@ absl::Status CheckPublicPrompts(const Filler& filler, const proto::StoreConfig& 
   return absl::OkStatus();
 }
 
+// "SCHEME://HOST[:PORT]", as browsers send it: without a path.
+bool IsWebOrigin(std::string_view origin) {
+  const size_t scheme = origin.find("://");
+  if (scheme == 0 || scheme == std::string_view::npos || scheme + 3 == origin.size()) return false;
+  return origin.find_first_of("/ *?#@\t\r\n", scheme + 3) == std::string_view::npos;
+}
+
+absl::Status CheckWebOrigins(const Filler& filler, const proto::OrchestratorConfig& orchestrator) {
+  constexpr int kMaxWebOrigins = 64;
+  if (orchestrator.http_web_origins_size() > kMaxWebOrigins) {
+    return filler.Refuse("orchestrator.http_web_origins",
+                         absl::StrCat(orchestrator.http_web_origins_size(), " entries"),
+                         absl::StrCat("it may have ", kMaxWebOrigins, " at most"));
+  }
+  for (const std::string& origin : orchestrator.http_web_origins()) {
+    if (origin == "*" || IsWebOrigin(origin)) continue;
+    return filler.Refuse("orchestrator.http_web_origins", Quoted(origin),
+                         "each must be SCHEME://HOST[:PORT] without a path, as "
+                         "http://localhost:3000, or *");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Fill(const Filler& filler, proto::Config* config) {
   WITHY_RETURN_IF_ERROR(filler.LogLevel(config->mutable_log_level()));
   WITHY_RETURN_IF_ERROR(filler.Directory(
@@ -299,6 +322,7 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
     return filler.Refuse("orchestrator.http_listen", Quoted(http),
                          "it must be ADDRESS:PORT with a port from 0 to 65535, as 127.0.0.1:8080");
   }
+  WITHY_RETURN_IF_ERROR(CheckWebOrigins(filler, *orchestrator));
   WITHY_FILL("orchestrator", orchestrator, queue_limit, 64, 1, 100000);
   WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
   WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);

@@ -25,9 +25,11 @@ int ListContexts(const Args& args) {
     auto page = (*client)->ListContexts(request);
     if (!page.ok()) return Fail(page.status());
     for (const v1::ContextInfo& context : page->contexts()) {
-      rows.push_back({context.context_id(), context.title(), std::to_string(context.messages()),
-                      std::to_string(context.tokens()), Bytes(context.resident_bytes()),
-                      Bytes(context.stored_bytes()), Ago(context.last_used_unix_s(), now)});
+      const std::string kept = context.kept_by_service() ? " (kept by withy)" : "";
+      rows.push_back({context.context_id(), context.title() + kept,
+                      std::to_string(context.messages()), std::to_string(context.tokens()),
+                      Bytes(context.resident_bytes()), Bytes(context.stored_bytes()),
+                      Ago(context.last_used_unix_s(), now)});
     }
     request.set_page_token(page->next_page_token());
     all.mutable_contexts()->MergeFrom(page->contexts());

@@ -83,7 +83,7 @@ class AtRest : public ::testing::Test {
       RecordBatch batch;
       ContextRecord head{"title " + text, "", 5, 6, 2, 7, 1};
       const std::string encoded = Encode(head);
-      batch.Put(ContextKey("app_1", id), encoded.substr(0, encoded.size() - 32));
+      batch.Put(ContextKey("app_1", id), encoded.substr(0, encoded.size() - 36));
       batch.Put(SegmentKey(id, 0), "question " + text);
       batch.Put(SegmentKey(id, 1), "answer " + text);
       const std::string request = "of " + id;

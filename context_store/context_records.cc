@@ -214,6 +214,7 @@ absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, N
   summary.record.title = std::move(context.title);
   summary.record.create_request_id = context.request_id;
   summary.record.system_digest = std::move(context.system_digest);
+  summary.record.kept_by_service = context.kept_by_service;
   summary.record.created_unix_ns = now;
   summary.record.last_used_unix_ns = now;
   summary.record.segments = static_cast<uint32_t>(context.segments.size());

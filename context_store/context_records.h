@@ -56,6 +56,7 @@ struct NewContext {
   std::string request_id;             // empty = none
   std::vector<std::string> segments;  // the system prompt, or nothing
   std::string system_digest = {};     // SHA-256 of the system prompt's text
+  bool kept_by_service = false;
 };
 
 // Identifies a request that has an id.

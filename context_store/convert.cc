@@ -43,6 +43,7 @@ proto::ContextInfo ToProto(const ContextSummary& summary, const ContextKv& kv) {
   info.set_kv_tokens(kv.tokens);
   info.set_compressed_kv_tokens(kv.compressed_tokens);
   info.set_dropped_messages(summary.record.dropped);
+  info.set_kept_by_service(summary.record.kept_by_service);
   return info;
 }
 
@@ -89,8 +90,13 @@ absl::StatusOr<KvCosts> FromProto(const proto::KvCosts& costs) {
   return known;
 }
 
-NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s) {
-  NewContext context{request.title(), request.request_id(), {}, Sha256(request.system_prompt())};
+NewContext FromProto(const proto::StoreCreateContextRequest& wire, int64_t now_unix_s) {
+  const proto::CreateContextRequest& request = wire.request();
+  NewContext context{request.title(),
+                     request.request_id(),
+                     {},
+                     Sha256(request.system_prompt()),
+                     wire.kept_by_service()};
   if (!request.system_prompt().empty()) {
     proto::Segment segment;
     segment.set_role("system");

@@ -18,7 +18,7 @@ void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextRespons
 absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request);
 // What it does not tell is as uncalibrated. Errors: INVALID_ARGUMENT naming the field.
 absl::StatusOr<KvCosts> FromProto(const proto::KvCosts& costs);
-NewContext FromProto(const proto::CreateContextRequest& request, int64_t now_unix_s);
+NewContext FromProto(const proto::StoreCreateContextRequest& wire, int64_t now_unix_s);
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 LegacyResults MakeLegacyResults();
 

@@ -177,6 +177,7 @@ std::string Encode(const ContextRecord& r) {
         .I64(exchange.broken_s);
   }
   writer.U64(r.text_bytes).U64(r.total_tokens).U64(r.created_number).U64(r.used_number);
+  writer.U32(r.kept_by_service ? 1 : 0);
   return writer.Take();
 }
 
@@ -212,6 +213,8 @@ absl::Status Decode(std::string_view payload, ContextRecord* r) {
   r->total_tokens = in.U64();
   r->created_number = in.U64();
   r->used_number = in.U64();
+  if (in.AtEnd()) return in.Done("context record");  // likewise
+  r->kept_by_service = in.U32() == 1;
   return in.Done("context record");
 }
 

@@ -65,6 +65,7 @@ struct ContextRecord {
   // do not depend on the wall clock.
   uint64_t created_number = 0;
   uint64_t used_number = 0;
+  bool kept_by_service = false;  // ContextInfo; false of a context made by a build without it
 };
 
 // The result that a retried request gets. Key: res/APP_ID/REQUEST_ID.

@@ -33,8 +33,8 @@ TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
   EXPECT_EQ(out.unfinished[1].where, (SegmentRange{5, 2}));
   EXPECT_EQ(out.unfinished[1].broken_s, 12);
   // Heads of builds whose last fields were the revision, and the unfinished exchanges.
-  const size_t numbers = 32;
-  const std::string empty_tail(12 + numbers, '\0');
+  const size_t numbers = 32, mark = 4;
+  const std::string empty_tail(12 + numbers + mark, '\0');
   const std::string plain = Encode(ContextRecord{"title", "req", 5, -6, 7, 8, 9});
   ASSERT_TRUE(plain.ends_with(empty_tail));
   const std::string former = plain.substr(0, plain.size() - empty_tail.size());
@@ -46,10 +46,25 @@ TEST(RecordCodec, WhatAContextKeepsForRetriesComesBackAndMayBeMissing) {
   EXPECT_EQ(old.total_tokens, 8u) << "no fewer than those in the window";
   for (size_t size = 0; size < whole.size(); ++size) {
     ContextRecord cut;
-    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(),
-              size == former.size() || size == whole.size() - numbers)
+    EXPECT_EQ(Decode(whole.substr(0, size), &cut).ok(), size == former.size() ||
+                                                            size == whole.size() - numbers - mark ||
+                                                            size == whole.size() - mark)
         << size;
   }
+}
+
+TEST(RecordCodec, WhatTheServiceKeepsIsMarkedInItsRecordAlone) {
+  ContextRecord in{"openai", "", 5, 6, 7, 8, 9};
+  ContextRecord out;
+  ASSERT_TRUE(Decode(Encode(in), &out).ok());
+  EXPECT_FALSE(out.kept_by_service);
+  in.kept_by_service = true;
+  const std::string marked = Encode(in);
+  ASSERT_TRUE(Decode(marked, &out).ok());
+  EXPECT_TRUE(out.kept_by_service);
+  ContextRecord old;  // of a build that had no mark
+  ASSERT_TRUE(Decode(marked.substr(0, marked.size() - 4), &old).ok());
+  EXPECT_FALSE(old.kept_by_service) << "it may be the app's own";
 }
 
 TEST(RecordCodec, ATruncatedRecordIsDataLossAtEveryLength) {

@@ -95,9 +95,8 @@ grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
   return OnPool(context, [=, this]() -> absl::Status {
     if (!store_.apps().Has(request->app_id())) return absl::NotFoundError("no such app");
     const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
-    WITHY_ASSIGN_OR_RETURN(
-        const ContextSummary summary,
-        store_.CreateContext(request->app_id(), FromProto(request->request(), now)));
+    WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
+                           store_.CreateContext(request->app_id(), FromProto(*request, now)));
     *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
     return absl::OkStatus();
   });

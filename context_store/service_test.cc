@@ -493,6 +493,16 @@ TEST_F(ServiceTest, CreatingAgainWithAnotherSystemPromptIsRefused) {
   Call(&Stub::CreateContext, create, grpc::StatusCode::ALREADY_EXISTS);
 }
 
+TEST_F(ServiceTest, WhatTheServiceKeepsForItselfIsMarkedWhateverItsTitle) {
+  v1::StoreCreateContextRequest create;
+  create.set_app_id(Bind("mail").app_id());
+  create.mutable_request()->set_title("openai");
+  const std::string own = Call(&Stub::CreateContext, create).context().context_id();
+  create.set_kept_by_service(true);
+  EXPECT_TRUE(Call(&Stub::CreateContext, create).context().kept_by_service());
+  EXPECT_FALSE(Get(create.app_id(), own).context().kept_by_service());
+}
+
 TEST_F(ServiceTest, AnotherAppsContextIsNotFoundEverywhere) {
   const std::string app = Bind("mail").app_id();
   const std::string other = Bind("chat").app_id();

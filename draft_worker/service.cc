@@ -267,6 +267,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                      engine::TruncationFromWire(request.truncation())));
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()));
     response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
+    response->set_answer_begins_in_thought(encoded.answer_begins_in_thought);
     response->set_instance(instance_);
     return absl::OkStatus();
   }

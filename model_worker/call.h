@@ -28,10 +28,11 @@ struct CallRequest {
   policy::Turn turn;     // deadline and priority
   policy::CallTargets targets;
   policy::PaceOptions pace_options;
-  int32_t pruned_words = 0;      // left out of the prompt; carried into its usage
-  int32_t prompt_tokens = 0;     // as the orchestrator counted them; 0 = not known
-  int32_t whole_tokens = 0;      // likewise, with the context before it
-  bool report_progress = false;  // CallSink::Progress
+  int32_t pruned_words = 0;             // left out of the prompt; carried into its usage
+  int32_t prompt_tokens = 0;            // as the orchestrator counted them; 0 = not known
+  int32_t whole_tokens = 0;             // likewise, with the context before it
+  bool report_progress = false;         // CallSink::Progress
+  bool record_without_thought = false;  // RunRequest
   policy::SpeculationMode speculation = policy::SpeculationMode::kAuto;
   // Not an app's call: the context's KV is computed again at answer.level_percent; nothing is
   // generated and the record does not change.
@@ -82,6 +83,7 @@ struct SpeculationStats {
 struct CallOutcome {
   engine::FinishReason reason = engine::FinishReason::kNone;
   std::string text;
+  bool begins_in_thought = false;            // of `text`, which has its end then, or is all thought
   std::vector<engine::ToolCall> tool_calls;  // read out of `text`
   engine::SamplingParams sampling;
   std::vector<engine::Sample> tokens;

@@ -77,6 +77,7 @@ std::string LevelDrops(int32_t decided, const std::vector<int32_t>& levels) {
 v1::GenerateFinished ToWire(const CallOutcome& outcome) {
   v1::GenerateFinished wire;
   engine::FillAnswer(outcome.reason, outcome.text, outcome.tool_calls, &wire);
+  wire.set_answer_begins_in_thought(outcome.begins_in_thought);
   v1::Usage* usage = wire.mutable_usage();
   usage->set_context_tokens(static_cast<uint32_t>(outcome.usage.context_tokens));
   usage->set_prompt_tokens(static_cast<uint32_t>(outcome.usage.prompt_tokens));

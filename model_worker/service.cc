@@ -237,6 +237,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                          .level_fixed = request.level_fixed()};
     call.pruned_words = static_cast<int32_t>(request.pruned_words());
     call.report_progress = request.report_progress();
+    call.record_without_thought = request.record_without_thought();
     call.speculation = wire::ModeFromWire(request.speculation(), parts_.speculation);
     call.prompt_tokens = static_cast<int32_t>(request.decision().predicted_prompt_tokens());
     call.whole_tokens =
@@ -288,6 +289,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     response->set_prompt_tokens(static_cast<uint32_t>(encoded.ids.size()) -
                                 static_cast<uint32_t>(encoded.history_tokens));
     response->set_adapted_messages(static_cast<uint32_t>(encoded.adapted_segments));
+    response->set_answer_begins_in_thought(encoded.answer_begins_in_thought);
     response->set_dropped_messages(static_cast<uint32_t>(encoded.dropped_segments));
     const int32_t history = encoded.history_tokens;
     response->set_context_tokens(static_cast<uint32_t>(history));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/chat/thoughts.h"
 #include "engine/kv/block.h"
 
 namespace withy::model_worker {
@@ -29,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       new Session(env, request, std::move(opened), window, std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
+  session->begins_in_thought_ = encoded.answer_begins_in_thought;
   const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
   session->kv_.AdoptResident(session->opened_.resident, session->ids_,
                              {.rebuild = request.rebuild,
@@ -298,6 +300,11 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   engine::Segment& answer = appended.emplace_back();
   answer.role = "assistant";
   engine::AnswerParts parts = AnswerInParts();
+  const size_t whole_bytes = parts.text.size();
+  if (request_.record_without_thought) {
+    parts.text = engine::WithoutThought(parts.text, begins_in_thought_);
+  }
+  const bool whole = parts.text.size() == whole_bytes;
   answer.text = std::move(parts.text);
   answer.tool_calls = std::move(parts.calls);
   answer.level_percent = level_percent();
@@ -306,9 +313,9 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   answer.ended = answer_.reason() == engine::FinishReason::kEndOfTurn;
   answer.unix_s = unix_s;
   // A stop string cuts the text between or within generated tokens: then only the text is kept.
-  // Calls are not in the text, and so always in the ids.
+  // Calls are not in the text, and so always in the ids; nor is a thought that is left out.
   const engine::Tokenizer& tokenizer = env_.encoder.tokenizer();
-  if (answer_.reason() != engine::FinishReason::kStopString &&
+  if (whole && answer_.reason() != engine::FinishReason::kStopString &&
       tokenizer.Encode(answer.text, {.add_bos = false, .continues = true}) != answer_.ids()) {
     answer.token_ids = answer_.ids();
     answer.tokenizer_fingerprint = tokenizer.fingerprint();
@@ -377,6 +384,7 @@ CallOutcome Session::Outcome() const {
   CallOutcome outcome;
   outcome.reason = answer_.reason();
   outcome.text = answer_.text();
+  outcome.begins_in_thought = begins_in_thought_;
   outcome.tool_calls = AnswerInParts().calls;
   outcome.sampling = request_.answer.sampling;
   outcome.tokens = tokens_;

@@ -247,9 +247,10 @@ class Session {
   engine::AnswerTools tools_;
   engine::AnswerStream answer_;
 
-  std::vector<int32_t> ids_;  // prompt, then the answer
-  int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
-  int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
+  std::vector<int32_t> ids_;        // prompt, then the answer
+  int32_t prompt_end_ = 0;          // ids_ up to here are the prompt
+  bool begins_in_thought_ = false;  // the answer
+  int32_t computed_ = 0;  // ids_ up to here have KV, or will have it when it has been read
   int32_t lost_from_ = KvArrival::kNone;  // first lost chunk that was given up
   TakeOverState take_over_ = TakeOverState::kMayAsk;
   int32_t revisions_ = 0;   // that were taken over

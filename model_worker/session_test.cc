@@ -201,6 +201,44 @@ TEST_F(ToolSessionTest, OtherToolsLeaveNoStaleKv) {
   EXPECT_NE(record_[2].tools_json, "");
 }
 
+// Thinks before it answers.
+struct ThinkingParts {
+  static constexpr char kSaid[] = "<think>\nHm.\n</think>\n\nYes.";
+
+  int32_t Next(const std::vector<int32_t>& history) const {
+    const std::string text = chat_.Text(history);
+    const size_t said = text.size() - (text.rfind("assistant\n") + 10);
+    return said < sizeof(kSaid) - 1 ? kSaid[said] : chat_.end;
+  }
+
+  engine::ChatFixture chat_;
+  engine::FakeModel model_{chat_.tokenizer->vocab_size(), 1024,
+                           [this](const std::vector<int32_t>& history) { return Next(history); }};
+};
+
+class ThinkingSessionTest : public testing::Test, protected ThinkingParts, protected SessionRig {
+ protected:
+  ThinkingSessionTest() : SessionRig(model_, chat_, 1024) {}
+};
+
+// The record is what a client repeats that is told thoughts apart, and the next call stands on the
+// KV of what both have in common.
+TEST_F(ThinkingSessionTest, ARecordMayLackTheThought) {
+  for (const bool without : {false, true}) {
+    record_.clear();
+    resident_.clear();
+    CallRequest request = Ask(std::string(100, 'q'), 100);
+    request.record_without_thought = without;
+    EXPECT_EQ(Finish(*Create(request), 64).text, kSaid) << "the result is whole";
+    ASSERT_EQ(record_.size(), 2u);
+    EXPECT_EQ(record_[1].text, without ? "Yes." : kSaid);
+    EXPECT_TRUE(record_[1].token_ids.empty() || !without);
+    const auto next = Create(Ask("And?", 100));
+    EXPECT_FALSE(next->faulty_chunk());
+    EXPECT_GE(next->usage().reused_tokens, 100 / engine::kChunkTokens * engine::kChunkTokens);
+  }
+}
+
 TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
   auto first = Create(Ask("tell me something"));
   EXPECT_EQ(first->usage().reused_tokens, 0);

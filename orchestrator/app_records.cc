@@ -55,10 +55,22 @@ absl::StatusOr<v1::BindAppResponse> AppRecords::BindApp(const v1::BindAppRequest
 
 absl::StatusOr<v1::CreateContextResponse> AppRecords::CreateContext(
     const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline) {
+  return Create(app_id, request, /*kept_by_service=*/false, deadline);
+}
+
+absl::StatusOr<v1::CreateContextResponse> AppRecords::CreateKeptContext(
+    const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline) {
+  return Create(app_id, request, /*kept_by_service=*/true, deadline);
+}
+
+absl::StatusOr<v1::CreateContextResponse> AppRecords::Create(
+    const std::string& app_id, const v1::CreateContextRequest& request, bool kept_by_service,
+    absl::Time deadline) {
   WITHY_RETURN_IF_ERROR(ValidateCreateContext(request));
   v1::StoreCreateContextRequest forwarded;
   forwarded.set_app_id(app_id);
   *forwarded.mutable_request() = request;
+  forwarded.set_kept_by_service(kept_by_service);
   return backends_.CreateContext(forwarded, deadline);
 }
 

@@ -34,6 +34,9 @@ class AppRecords {
   absl::StatusOr<v1::CreateContextResponse> CreateContext(const std::string& app_id,
                                                           const v1::CreateContextRequest& request,
                                                           absl::Time deadline);
+  // One that the service keeps for itself (ContextInfo.kept_by_service).
+  absl::StatusOr<v1::CreateContextResponse> CreateKeptContext(
+      const std::string& app_id, const v1::CreateContextRequest& request, absl::Time deadline);
   absl::StatusOr<v1::GetContextResponse> GetContext(const std::string& app_id,
                                                     const v1::GetContextRequest& request,
                                                     absl::Time deadline);
@@ -45,6 +48,10 @@ class AppRecords {
                                                           absl::Time deadline);
 
  private:
+  absl::StatusOr<v1::CreateContextResponse> Create(const std::string& app_id,
+                                                   const v1::CreateContextRequest& request,
+                                                   bool kept_by_service, absl::Time deadline);
+
   Backends& backends_;
   const Clock& clock_;
   AuthCache auth_;

@@ -47,6 +47,7 @@ struct IncomingCall {
   std::string token;       // of the authorization metadata
   // Whether nobody waits for it any more; asked while its prompt is encoded. Empty: never.
   engine::CancelCheck over = nullptr;
+  bool record_without_thought = false;  // RunRequest
 };
 
 // Takes one message of the answer; false when nobody reads any more.

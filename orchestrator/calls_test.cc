@@ -4,9 +4,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/executor.h"
 #include "gtest/gtest.h"
 #include "orchestrator/auth_cache.h"
-#include "orchestrator/executor.h"
 
 namespace withy::orchestrator {
 namespace {

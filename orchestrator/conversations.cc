@@ -78,7 +78,7 @@ std::optional<Conversations::Place> Conversations::Take(const std::string& app_i
   const bool system = BeginsWithSystem(messages);
   if (system && messages.messages_size() == 1) return std::nullopt;
   if (system) request.set_system_prompt(messages.messages(0).content());
-  const auto created = apps_.CreateContext(app_id, request, deadline);
+  const auto created = apps_.CreateKeptContext(app_id, request, deadline);
   if (!created.ok()) return std::nullopt;
   return Place{app_id, created->context().context_id(), system ? size_t{1} : size_t{0}};
 }
@@ -89,13 +89,14 @@ void Conversations::Return(const Place& place, const v1::Messages& messages,
     absl::MutexLock lock(&mutex_);
     App& app = by_app_[place.app_id];
     if (answer == nullptr) {
-      app.stale.push_back(place.context_id);
+      app.stale.push_back({.digest = "", .context_id = place.context_id});
     } else {
-      app.kept.push_front(
-          {Continue(ConversationDigests(messages).back(), *answer), place.context_id});
+      app.kept.push_front({.digest = Continue(ConversationDigests(messages).back(), *answer),
+                           .context_id = place.context_id,
+                           .messages = static_cast<uint32_t>(messages.messages_size()) + 1});
     }
     while (app.kept.size() > kKept) {
-      app.stale.push_back(std::move(app.kept.back().context_id));
+      app.stale.push_back(std::move(app.kept.back()));
       app.kept.pop_back();
     }
   }
@@ -116,7 +117,7 @@ void Conversations::FindEarlier(const std::string& app_id, absl::Time deadline) 
     const auto page = apps_.ListContexts(app_id, request, deadline);
     if (!page.ok()) return;
     for (const v1::ContextInfo& info : page->contexts()) {
-      if (info.title() != kTitle) continue;
+      if (!info.kept_by_service()) continue;
       v1::GetContextRequest get;
       get.set_context_id(info.context_id());
       const auto context = apps_.GetContext(app_id, get, deadline);
@@ -131,29 +132,42 @@ void Conversations::FindEarlier(const std::string& app_id, absl::Time deadline) 
       absl::MutexLock lock(&mutex_);
       App& app = by_app_[app_id];
       if (whole && app.kept.size() < kKept) {
-        app.kept.push_back({ConversationDigests(messages).back(), info.context_id()});
+        app.kept.push_back({.digest = ConversationDigests(messages).back(),
+                            .context_id = info.context_id(),
+                            .messages = info.messages()});
       } else if (info.messages() > 0) {
-        app.stale.push_back(info.context_id());
+        app.stale.push_back({.digest = "", .context_id = info.context_id()});
       }
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
 }
 
+// Whether the app itself has gone on in the context: then it is no copy of what a client keeps.
+bool Conversations::WasContinued(const std::string& app_id, const Kept& kept,
+                                 absl::Time deadline) const {
+  if (kept.messages == 0) return false;
+  v1::GetContextRequest request;
+  request.set_context_id(kept.context_id);
+  const auto context = apps_.GetContext(app_id, request, deadline);
+  return context.ok() && context->context().messages() != kept.messages;
+}
+
 // A context whose call is just ending is busy yet: it is tried again after the next call.
 void Conversations::DeleteStale(const std::string& app_id, absl::Time deadline) {
-  std::vector<std::string> stale;
+  std::vector<Kept> stale;
   {
     absl::MutexLock lock(&mutex_);
     stale.swap(by_app_[app_id].stale);
   }
-  for (std::string& context_id : stale) {
+  for (Kept& one : stale) {
+    if (WasContinued(app_id, one, deadline)) continue;
     v1::DeleteContextRequest request;
-    request.set_context_id(context_id);
+    request.set_context_id(one.context_id);
     const absl::Status deleted = apps_.DeleteContext(app_id, request, deadline).status();
     if (deleted.ok() || absl::IsNotFound(deleted)) continue;
     absl::MutexLock lock(&mutex_);
-    by_app_[app_id].stale.push_back(std::move(context_id));
+    by_app_[app_id].stale.push_back(std::move(one));
   }
 }
 

@@ -2,9 +2,10 @@
 // of the OpenAI API do: so the KV of earlier turns is reused without the client's knowledge.
 // Neighbours: http_door.cc asks before a call and tells how it went.
 //
-// The contexts are the app's own, titled kTitle; `withyctl contexts` shows them. A few are kept for
-// each app, the latest; what a client no longer continues is deleted. Nothing is lost when the
-// orchestrator restarts: the contexts are found again by their titles and messages.
+// The contexts are marked as the service's own in their records, which no app can do; `withyctl
+// contexts` shows them. A few are kept for each app, the latest; what a client no longer continues
+// is deleted, unless the app went on in it by itself. Nothing is lost when the orchestrator
+// restarts: the contexts are found again by their marks and messages.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ std::vector<std::string> ConversationDigests(const v1::Messages& messages);
 // Thread-safe.
 class Conversations {
  public:
-  static constexpr char kTitle[] = "openai";
+  static constexpr char kTitle[] = "openai";  // for people
   // Contexts of an app that are kept.
   static constexpr size_t kKept = 16;
   // Shorter conversations have none: their KV is computed sooner than a context is made.
@@ -60,15 +61,17 @@ class Conversations {
   struct Kept {
     std::string digest;  // of all messages, the last answer included
     std::string context_id;
+    uint32_t messages = 0;  // of the context; 0: not known
   };
   struct App {
-    bool found = false;              // contexts of an earlier run were looked for
-    std::list<Kept> kept;            // not in use; latest first
-    std::vector<std::string> stale;  // to be deleted
+    bool found = false;       // contexts of an earlier run were looked for
+    std::list<Kept> kept;     // not in use; latest first
+    std::vector<Kept> stale;  // to be deleted
   };
 
   void FindEarlier(const std::string& app_id, absl::Time deadline);
   void DeleteStale(const std::string& app_id, absl::Time deadline);
+  bool WasContinued(const std::string& app_id, const Kept& kept, absl::Time deadline) const;
 
   AppRecords& apps_;
   absl::Mutex mutex_;

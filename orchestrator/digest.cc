@@ -37,7 +37,7 @@ uint64_t SeedOf(std::string_view app_id, std::string_view request_id, std::strin
   uint64_t seed = 0;
   const std::string hash = Sha256(bytes);
   for (size_t i = 0; i < sizeof(seed); ++i) seed = seed << 8 | static_cast<uint8_t>(hash[i]);
-  return seed;
+  return seed & kMaxExactSeed;
 }
 
 }  // namespace withy::orchestrator

@@ -122,9 +122,13 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
   return response;
 }
 
-bool Gateway::AnsweredByTarget(const std::string& model, absl::Time deadline) {
-  const absl::StatusOr<Lane> lane = workers_.FindLane(model, deadline);
-  return lane.ok() && *lane == Lane::kTarget;
+absl::StatusOr<AnsweringModel> Gateway::FindModel(const std::string& model, absl::Time deadline) {
+  AnsweringModel found;
+  WITHY_ASSIGN_OR_RETURN(found.lane, workers_.FindLane(model, deadline));
+  found.worker = workers_.Last(found.lane);
+  if (found.worker != nullptr) return found;
+  WITHY_ASSIGN_OR_RETURN(found.worker, workers_.Get(found.lane, deadline));
+  return found;
 }
 
 absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) {

@@ -20,6 +20,11 @@
 
 namespace withy::orchestrator {
 
+struct AnsweringModel {
+  policy::Lane lane = policy::Lane::kTarget;
+  WorkerInfo worker;  // never null
+};
+
 // Thread-safe. Methods may block for as long as the call's deadline allows, but Arrive, Leave and
 // RetryAfterMs; none of the others is for gRPC's own threads. Errors: as llm_service.proto says.
 class Gateway {
@@ -53,8 +58,9 @@ class Gateway {
                                         const v1::GenerateRequest& request, absl::Time deadline,
                                         const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
-  // Whether the target answers calls that name this model; false for a model that there is not.
-  bool AnsweredByTarget(const std::string& model, absl::Time deadline);
+  // The worker that answers calls that name this model ("": the target), as it was asked last:
+  // calls notice themselves if it serves another model by now. Errors: NOT_FOUND, UNAVAILABLE.
+  absl::StatusOr<AnsweringModel> FindModel(const std::string& model, absl::Time deadline);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
 
  private:

@@ -154,6 +154,7 @@ absl::Status GenerateCall::Decide() {
   *started.mutable_decision() = decision_;
   started.set_queue_position(prepared_.queue_position);
   started.set_model(prepared_.worker->model().name());
+  started.set_answer_begins_in_thought(prepared_.tokens.answer_begins_in_thought());
   if (!sink_(std::move(message))) return absl::CancelledError("the caller went away");
   return absl::OkStatus();
 }
@@ -178,6 +179,7 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   *started.mutable_decision() = result.decision();
   started.set_replayed(true);
   started.set_model(result.model());
+  started.set_answer_begins_in_thought(result.finished().answer_begins_in_thought());
   sink_(std::move(message));
   message.Clear();
   message.mutable_delta()->set_text(result.finished().text());
@@ -249,13 +251,14 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   *run.mutable_sampling() = request_.sampling();
   if (!request_.sampling().has_seed()) {
     run.mutable_sampling()->set_seed(request_.request_id().empty()
-                                         ? RandomId64()
+                                         ? RandomId64() & kMaxExactSeed
                                          : SeedOf(app_id_, request_.request_id(), digest_));
   }
   *run.mutable_limits() = request_.limits();
   if (request_.limits().max_tokens() == 0) run.set_expected_tokens(prepared_.plan.shape.max_tokens);
   run.set_report_progress(request_.report_progress());
   run.set_truncation(request_.truncation());
+  run.set_record_without_thought(call_.record_without_thought);
   run.set_model_level_percent(prepared_.plan.decision.model_level_percent);
   run.set_speculation(request_.speculation());
   run.set_request_id(request_.request_id());

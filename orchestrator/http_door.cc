@@ -1,122 +1,49 @@
 #include "orchestrator/http_door.h"
 
-#include <civetweb.h>
-#include <spdlog/spdlog.h>
-
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/ids.h"
-#include "base/listen_address.h"
 #include "base/status.h"
+#include "base/tcp_listener.h"
+#include "http/server.h"
 #include "orchestrator/app_records.h"
 #include "orchestrator/conversations.h"
+#include "orchestrator/echoed_prompt.h"
+#include "orchestrator/http_reply.h"
 #include "orchestrator/openai_answer.h"
+#include "orchestrator/openai_error.h"
 #include "orchestrator/openai_request.h"
 #include "orchestrator/peer_watch.h"
+#include "orchestrator/validate.h"
+#include "orchestrator/web_origins.h"
 #include "rpc/status.h"
 
 namespace withy::orchestrator {
 namespace {
 
-// As gRPC's: above every limit of the contract.
-constexpr long long kMaxBodyBytes = 4 << 20;
 constexpr absl::Duration kStoreTime = absl::Seconds(10);
+constexpr char kListenRemedy[] = "set it to a free HOST:PORT, or leave it out for no HTTP";
 
-absl::string_view ReasonOf(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 413:
-      return "Content Too Large";
-    case 429:
-      return "Too Many Requests";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return status < 500 ? "Error" : "Server Error";
-  }
-}
-
-// Whether the client took it.
-bool Send(mg_connection* connection, std::string_view bytes) {
-  return mg_write(connection, bytes.data(), bytes.size()) == static_cast<int>(bytes.size());
-}
-
-bool Respond(mg_connection* connection, int status, std::string_view body,
-             std::string_view headers = "") {
-  return Send(connection,
-              absl::StrCat("HTTP/1.1 ", status, " ", ReasonOf(status),
-                           "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
-                           "\r\nConnection: close\r\n", ToAbsl(headers), "\r\n", ToAbsl(body)));
-}
-
-void RespondError(mg_connection* connection, const absl::Status& status, int http_status = 0) {
-  std::string headers;
-  if (const std::optional<int64_t> retry_ms = rpc::RetryAfterMs(status)) {
-    headers = absl::StrCat("Retry-After: ", (*retry_ms + 999) / 1000,
-                           "\r\nretry-after-ms: ", *retry_ms, "\r\n");
-  }
-  if (absl::IsUnauthenticated(status)) headers += "WWW-Authenticate: Bearer\r\n";
-  Respond(connection, http_status != 0 ? http_status : HttpStatusOf(status), OpenAiError(status),
-          headers);
-}
-
-std::optional<std::string> HeaderOfRequest(const mg_connection* connection, const char* name) {
-  const char* value = mg_get_header(connection, name);
-  if (value == nullptr) return std::nullopt;
-  return std::string(value);
-}
-
-std::string TokenOf(const mg_connection* connection) {
-  const std::optional<std::string> header = HeaderOfRequest(connection, "authorization");
-  if (!header) return "";
+std::string TokenOf(const http::RequestHead& head) {
+  const std::string* header = head.Find("authorization");
   constexpr absl::string_view kBearer = "bearer ";
-  if (!absl::StartsWithIgnoreCase(*header, kBearer)) return "";
+  if (header == nullptr || !absl::StartsWithIgnoreCase(*header, kBearer)) return "";
   return std::string(absl::StripAsciiWhitespace(absl::string_view(*header).substr(kBearer.size())));
 }
 
-// An answer as server-sent events in chunks of HTTP. The head waits for the first event, so that a
-// call that fails before has a status of its own.
-class EventStream {
- public:
-  explicit EventStream(mg_connection* connection) : connection_(connection) {}
-
-  bool open() const { return open_; }
-
-  bool SendEvent(std::string_view document, std::string_view call_id) {
-    std::string bytes;
-    if (!std::exchange(open_, true)) {
-      bytes = absl::StrCat(
-          "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
-          "Transfer-Encoding: chunked\r\nConnection: close\r\nx-withy-call-id: ",
-          ToAbsl(call_id), "\r\n\r\n");
-    }
-    const std::string event = absl::StrCat("data: ", ToAbsl(document), "\n\n");
-    absl::StrAppend(&bytes, absl::Hex(event.size()), "\r\n", event, "\r\n");
-    return Send(connection_, bytes);
-  }
-  void End() { Send(connection_, "0\r\n\r\n"); }
-
- private:
-  mg_connection* const connection_;
-  bool open_ = false;
-};
+HeaderOf HeadersOf(const http::RequestHead& head) {
+  return [&head](const char* name) -> std::optional<std::string> {
+    const std::string* value = head.Find(name);
+    if (value == nullptr) return std::nullopt;
+    return *value;
+  };
+}
 
 // Around a call that was admitted.
 class AdmittedScope {
@@ -133,241 +60,293 @@ class AdmittedScope {
   const uint64_t id_;
 };
 
-absl::StatusOr<std::string> ReadBody(mg_connection* connection) {
-  std::string body;
-  char piece[16 << 10];
-  while (true) {
-    const int got = mg_read(connection, piece, sizeof piece);
-    if (got < 0) return absl::CancelledError("the request's body did not arrive in time");
-    if (got == 0) return body;
-    body.append(piece, static_cast<size_t>(got));
-    if (static_cast<long long>(body.size()) > kMaxBodyBytes) break;
-  }
-  return absl::OutOfRangeError(
-      absl::StrCat("the request's body is longer than ", kMaxBodyBytes, " bytes"));
-}
-
 }  // namespace
 
 class HttpDoor::Server {
  public:
-  Server(Gateway& gateway, const Clock& clock)
-      : gateway_(gateway), clock_(clock), conversations_(gateway.apps()) {}
+  Server(const HttpDoorOptions& options, Gateway& gateway, const Clock& clock)
+      : options_(options),
+        origins_(options.web_origins),
+        gateway_(gateway),
+        clock_(clock),
+        conversations_(gateway.apps()) {}
   ~Server() { Stop(); }
 
-  absl::StatusOr<std::string> Start(const HttpDoorOptions& options);
+  absl::StatusOr<std::string> Start();
   void Stop() {
-    if (context_ == nullptr) return;
+    if (server_ == nullptr) return;
     watch_.CancelAll();
-    mg_stop(std::exchange(context_, nullptr));
+    server_->Stop();
   }
 
  private:
-  static int OnRequest(mg_connection* connection, void* self) {
-    static_cast<Server*>(self)->Handle(connection, *mg_get_request_info(connection));
-    return 200;
-  }
-  // Requests that are not HTTP, or too slow.
-  static int OnHttpError(mg_connection* connection, int status, const char* message) {
-    RespondError(connection, absl::InvalidArgumentError(message == nullptr ? "" : message), status);
-    return 0;
-  }
-  static int OnLog(const mg_connection* connection, const char* message) {
-    spdlog::debug("http: {}", message);
-    if (connection == nullptr) last_error_ = message;
-    return 1;
-  }
+  // One call on its way to its client.
+  struct Call {
+    HttpReply& reply;
+    IncomingCall incoming;
+    std::string app_id;
+    std::shared_ptr<CallControl> control;  // shared with those who cancel
+    OpenAiCall asked;
+    std::vector<v1::Token> echoed =
+        {};  // the prompt's tokens, if their log-probabilities are shown
+    std::optional<v1::Message> answer = std::nullopt;  // once it is finished
+  };
 
-  void Handle(mg_connection* connection, const mg_request_info& info);
-  absl::Status Models(mg_connection* connection, std::string_view name);
-  void Answer(mg_connection* connection, const mg_request_info& info, OpenAiKind kind);
-  absl::Status Run(mg_connection* connection, const IncomingCall& incoming, OpenAiCall& call,
-                   const std::string& app_id, const std::shared_ptr<CallControl>& control,
-                   EventStream& stream);
-  absl::Status Generate(mg_connection* connection, const IncomingCall& incoming,
-                        const OpenAiCall& call, const v1::GenerateRequest& request,
-                        const std::shared_ptr<CallControl>& control, EventStream& stream,
-                        std::optional<v1::Message>* answer);
+  void Handle(http::Exchange& exchange);
+  absl::Status Models(const http::RequestHead& head, HttpReply& reply, std::string_view name);
+  void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
+  absl::Status Run(Call& call);
+  absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
+  absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
+  absl::Status EchoAlone(Call& call, const AnsweringModel& model);
+  absl::Status Generate(Call& call, const v1::GenerateRequest& request);
+  // Sends what an event makes of the answer. False: the client did not take it.
+  static bool SendEvent(Call& call, const v1::GenerateResponse& event, OpenAiAnswer* builder);
+  static void SendEnd(Call& call, const OpenAiAnswer& builder);
   static int64_t UnixSeconds() { return absl::ToUnixSeconds(absl::Now()); }
 
-  // Of the thread that starts a server: civetweb tells why it does not start in its log only.
-  static thread_local std::string last_error_;
-
+  const HttpDoorOptions options_;
+  const WebOrigins origins_;
   Gateway& gateway_;
   const Clock& clock_;
   Conversations conversations_;
   PeerWatch watch_;
-  mg_context* context_ = nullptr;
+  std::unique_ptr<http::Server> server_;  // null before Start
 };
 
-thread_local std::string HttpDoor::Server::last_error_;
-
-absl::StatusOr<std::string> HttpDoor::Server::Start(const HttpDoorOptions& options) {
-  const std::string threads = absl::StrCat(options.threads);
-  const std::string timeout = absl::StrCat(options.timeout_ms);
-  const char* settings[] = {"listening_ports", options.listen.c_str(), "num_threads",
-                            threads.c_str(), "request_timeout_ms", timeout.c_str(),
-                            // A connection holds a thread for as long as it is open.
-                            "enable_keep_alive", "no", "tcp_nodelay", "1", nullptr};
-  mg_callbacks callbacks{};
-  callbacks.log_message = &OnLog;
-  callbacks.http_error = &OnHttpError;
-  last_error_.clear();
-  context_ = mg_start(&callbacks, this, settings);
-  if (context_ == nullptr) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("orchestrator.http_listen \"", options.listen,
-                     "\": ", last_error_.empty() ? "cannot listen" : last_error_,
-                     "; set it to a free HOST:PORT, or leave it out for no HTTP"));
-  }
-  mg_set_request_handler(context_, "/", &OnRequest, this);
-  mg_server_port port{};
-  mg_get_server_ports(context_, 1, &port);
-  return absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", port.port);
+absl::StatusOr<std::string> HttpDoor::Server::Start() {
+  WITHY_ASSIGN_OR_RETURN(UniqueFd listener,
+                         ListenTcp(options_.listen, "orchestrator.http_listen", kListenRemedy));
+  std::string address = BoundAddress(listener, options_.listen);
+  http::ServerOptions options;
+  options.threads = options_.threads;
+  WITHY_ASSIGN_OR_RETURN(
+      server_, http::Server::Start(
+                   std::move(listener), options,
+                   {.answer = [this](http::Exchange& exchange) { Handle(exchange); },
+                    .refuse =
+                        [this](const http::Failure& failure, const http::RequestHead& head) {
+                          return HttpResponse(head, failure.status,
+                                              OpenAiHttpError(failure.status, failure.message),
+                                              origins_.ForAnswer(head));
+                        }}));
+  return address;
 }
 
-void HttpDoor::Server::Handle(mg_connection* connection, const mg_request_info& info) {
-  const std::string_view method = info.request_method;
-  const std::string_view path = info.local_uri == nullptr ? "" : info.local_uri;
-  const auto refuse_method = [&](std::string_view wanted) {
-    RespondError(connection,
-                 absl::InvalidArgumentError(absl::StrCat(ToAbsl(path), " takes ", ToAbsl(wanted),
-                                                         ", not ", ToAbsl(method))),
-                 405);
-  };
+void HttpDoor::Server::Handle(http::Exchange& exchange) {
+  HttpReply reply(exchange, origins_);
+  const http::RequestHead& head = exchange.head();
+  const std::string& path = head.path;
   constexpr std::string_view kModels = "/v1/models";
-  if (path == "/health") {
-    Respond(connection, 200, "{\"status\":\"ok\"}");
-  } else if (path == kModels || path.starts_with("/v1/models/")) {
-    if (method != "GET") return refuse_method("GET");
+  const bool health = path == "/health";
+  const bool models = path == kModels || path.starts_with("/v1/models/");
+  const bool chat = path == "/v1/chat/completions";
+  if (!health && !models && !chat && path != "/v1/completions" && path != "*") {
+    return reply.RespondError(absl::NotFoundError(
+        absl::StrCat(path,
+                     " is not served: there are /v1/models, /v1/chat/completions, "
+                     "/v1/completions and /health")));
+  }
+  const std::string_view methods = health || models ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+  const std::string allow = absl::StrCat("Allow: ", ToAbsl(methods), "\r\n");
+  if (head.method == "OPTIONS") {
+    return reply.Respond(204, "", allow + origins_.ForPreflight(head));
+  }
+  if (!absl::StrContains(absl::StrCat(" ", ToAbsl(methods), ","),
+                         absl::StrCat(" ", head.method, ","))) {
+    return reply.Respond(
+        405,
+        OpenAiHttpError(405, absl::StrCat(path, " takes ", ToAbsl(methods), ", not ", head.method)),
+        allow);
+  }
+  if (health) {
+    reply.Respond(200, "{\"status\":\"ok\"}");
+  } else if (models) {
     const absl::Status status =
-        Models(connection, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
-    if (!status.ok()) RespondError(connection, status);
-  } else if (path == "/v1/chat/completions" || path == "/v1/completions") {
-    if (method != "POST") return refuse_method("POST");
-    Answer(connection, info,
-           path == "/v1/completions" ? OpenAiKind::kCompletion : OpenAiKind::kChat);
+        Models(head, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
+    if (!status.ok()) reply.RespondError(status);
   } else {
-    RespondError(connection, absl::NotFoundError(absl::StrCat(
-                                 ToAbsl(path),
-                                 " is not served: there are /v1/models, /v1/chat/completions, "
-                                 "/v1/completions and /health")));
+    Answer(exchange, reply, chat ? OpenAiKind::kChat : OpenAiKind::kCompletion);
   }
 }
 
-absl::Status HttpDoor::Server::Models(mg_connection* connection, std::string_view name) {
+absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& reply,
+                                      std::string_view name) {
   const absl::Time deadline = absl::Now() + kStoreTime;
-  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(TokenOf(connection), deadline).status());
+  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(TokenOf(head), deadline).status());
   WITHY_ASSIGN_OR_RETURN(const v1::ListModelsResponse models, gateway_.ListModels(deadline));
   if (name.empty()) {
-    Respond(connection, 200, OpenAiModels(models, UnixSeconds()));
+    reply.Respond(200, OpenAiModels(models, UnixSeconds()));
     return absl::OkStatus();
   }
+  WITHY_ASSIGN_OR_RETURN(const AnsweringModel found,
+                         gateway_.FindModel(std::string(name), deadline));
+  const std::string_view role = found.lane == policy::Lane::kTarget ? "target" : "draft";
   for (const v1::ModelDescription& model : models.models()) {
-    if (model.name() != name || model.role() == "tlm") continue;
-    Respond(connection, 200, OpenAiModel(model, UnixSeconds()));
+    if (model.role() != role) continue;
+    reply.Respond(200, OpenAiModel(model, UnixSeconds()));
     return absl::OkStatus();
   }
   return absl::NotFoundError(
-      absl::StrCat("there is no model \"", ToAbsl(name), "\": /v1/models lists those there are"));
+      absl::StrCat("model is \"", ToAbsl(name), "\", which is not served now"));
 }
 
-void HttpDoor::Server::Answer(mg_connection* connection, const mg_request_info& info,
-                              OpenAiKind kind) {
+void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind) {
+  const http::RequestHead& head = exchange.head();
   IncomingCall incoming{
-      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .token = TokenOf(connection)};
-  // Before the body: only apps may send a large one.
+      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .token = TokenOf(head)};
+  // Before the body: only apps may send a large one, and none in vain.
   const absl::StatusOr<std::string> app_id =
       gateway_.apps().Authenticate(incoming.token, absl::Now() + kStoreTime);
-  if (!app_id.ok()) return RespondError(connection, app_id.status());
-  if (info.content_length > kMaxBodyBytes) {
-    return RespondError(
-        connection,
-        absl::InvalidArgumentError(absl::StrCat("the request's body has ", info.content_length,
-                                                " bytes: at most ", kMaxBodyBytes, " are read")),
-        413);
+  if (!app_id.ok()) return reply.RespondError(app_id.status());
+  const HeaderOf headers = HeadersOf(head);
+  if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) {
+    return reply.RespondError(good);
   }
-  const absl::StatusOr<std::string> body = ReadBody(connection);
-  if (!body.ok()) {
-    return RespondError(connection, body.status(), absl::IsOutOfRange(body.status()) ? 413 : 408);
-  }
-  absl::StatusOr<OpenAiCall> call = ParseOpenAiCall(
-      kind, *body, [&](const char* name) { return HeaderOfRequest(connection, name); });
-  if (!call.ok()) return RespondError(connection, call.status());
+  std::string body;
+  if (const auto failure = exchange.ReadBody(&body)) return reply.RespondFailure(*failure);
+  absl::StatusOr<OpenAiCall> asked = ParseOpenAiCall(kind, body, headers);
+  if (!asked.ok()) return reply.RespondError(asked.status());
   if (const absl::Status admitted = gateway_.Arrive(incoming.id); !admitted.ok()) {
-    return RespondError(connection, absl::IsResourceExhausted(admitted)
-                                        ? rpc::WithRetryAfter(admitted, gateway_.RetryAfterMs())
-                                        : admitted);
+    return reply.RespondError(absl::IsResourceExhausted(admitted)
+                                  ? rpc::WithRetryAfter(admitted, gateway_.RetryAfterMs())
+                                  : admitted);
   }
   AdmittedScope scope(gateway_, incoming.id);
   const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
   incoming.over = [control] { return !control->Check().ok(); };
-  const uint64_t watched =
-      watch_.Enter(FindSocket(info.remote_addr, info.remote_port, info.server_port), control);
-  EventStream stream(connection);
-  scope.status = Run(connection, incoming, *call, *app_id, control, stream);
+  Call call{.reply = reply,
+            .incoming = std::move(incoming),
+            .app_id = *app_id,
+            .control = control,
+            .asked = *std::move(asked)};
+  const uint64_t watched = watch_.Enter(exchange.fd(), control);
+  scope.status = Run(call);
   watch_.Leave(watched);
   if (scope.status.ok()) return;
-  if (!stream.open()) return RespondError(connection, scope.status);
+  if (!reply.events_begun()) {
+    return reply.RespondError(scope.status, kind == OpenAiKind::kChat ? "messages" : "prompt");
+  }
   // An error in mid-answer: the stream ends without [DONE].
-  stream.SendEvent(OpenAiError(scope.status), "");
-  stream.End();
+  reply.SendEvent(OpenAiError(scope.status), "");
+  reply.EndEvents();
+}
+
+absl::Status HttpDoor::Server::PreparePrompt(Call& call,
+                                             const absl::StatusOr<AnsweringModel>& model) {
+  v1::GenerateRequest& request = call.asked.request;
+  if (model.ok()) FitToModel(model->worker->model(), &request);
+  // A worker that is away may be back in time for a call that does not depend on it yet.
+  if (call.asked.echo || !call.asked.prompt_tokens.empty()) {
+    WITHY_RETURN_IF_ERROR(model.status());
+  }
+  if (!call.asked.prompt_tokens.empty()) {
+    WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt()->mutable_text(),
+                           gateway_.counter().TextOf(*model->worker, call.asked.prompt_tokens));
+  }
+  WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  if (call.asked.echo && request.limits().has_logprobs()) {
+    WITHY_ASSIGN_OR_RETURN(call.echoed, ScorePrompt(call));
+  }
+  return absl::OkStatus();
+}
+
+// Calls tell log-probabilities of their answers alone; those of the prompt are a score.
+absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call) {
+  const v1::GenerateRequest& asked = call.asked.request;
+  v1::ScoreRequest request;
+  request.set_text(asked.prompt().text());
+  request.set_model(asked.model());
+  request.set_logprobs(asked.limits().logprobs());
+  request.mutable_setting()->set_model_level_percent(asked.model_level_percent());
+  WITHY_ASSIGN_OR_RETURN(
+      std::vector<v1::Token> scored,
+      gateway_.scores().Tokens(call.incoming.token, std::move(request), *call.control));
+  return EchoedTokens(asked.prompt().text(), std::move(scored));
+}
+
+// A completion that asks for no token: nothing is generated.
+absl::Status HttpDoor::Server::EchoAlone(Call& call, const AnsweringModel& model) {
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = call.asked.request.prompt();
+  count.set_model(call.asked.request.model());
+  WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
+                         gateway_.counter().CountTokens(
+                             call.app_id, count, absl::Now() + kStoreTime, call.incoming.over));
+  OpenAiAnswer builder(call.asked, UnixSeconds());
+  builder.EchoPrompt(std::move(call.echoed));
+  v1::GenerateResponse event;
+  event.mutable_started()->set_call_id(CallName(call.incoming.id));
+  event.mutable_started()->set_model(model.worker->model().name());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
+  event.mutable_finished()->mutable_usage()->set_prompt_tokens(counted.tokens());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  SendEnd(call, builder);
+  return absl::OkStatus();
 }
 
 // A chat goes on in a context of its own, if there is one for it.
-absl::Status HttpDoor::Server::Run(mg_connection* connection, const IncomingCall& incoming,
-                                   OpenAiCall& call, const std::string& app_id,
-                                   const std::shared_ptr<CallControl>& control,
-                                   EventStream& stream) {
-  std::optional<v1::Message> answer;
-  const v1::GenerateRequest& asked = call.request;
-  const bool keeps = call.kind == OpenAiKind::kChat && asked.context_id().empty() &&
-                     asked.request_id().empty() &&
-                     gateway_.AnsweredByTarget(asked.model(), absl::Now() + kStoreTime);
+absl::Status HttpDoor::Server::Run(Call& call) {
+  const absl::StatusOr<AnsweringModel> model =
+      gateway_.FindModel(call.asked.request.model(), absl::Now() + kStoreTime);
+  WITHY_RETURN_IF_ERROR(PreparePrompt(call, model));
+  if (call.asked.only_echo) return EchoAlone(call, *model);
+  const v1::GenerateRequest& asked = call.asked.request;
   const v1::Messages& messages = asked.prompt().messages();
+  const bool keeps = call.asked.kind == OpenAiKind::kChat && asked.context_id().empty() &&
+                     asked.request_id().empty() && model.ok() &&
+                     model->lane == policy::Lane::kTarget && !ContinuesAnswer(messages) &&
+                     asked.truncation() != v1::TRUNCATION_OLDEST;
   for (int tries = 0;; ++tries) {
     std::optional<Conversations::Place> place;
-    if (keeps) place = conversations_.Take(app_id, messages, absl::Now() + kStoreTime);
-    if (!place) return Generate(connection, incoming, call, asked, control, stream, &answer);
+    if (keeps) place = conversations_.Take(call.app_id, messages, absl::Now() + kStoreTime);
+    // Clients repeat answers without thoughts.
+    call.incoming.record_without_thought = place.has_value();
+    if (!place) return Generate(call, asked);
     v1::GenerateRequest request = asked;
     request.set_context_id(place->context_id);
+    // What is kept does not change what the model sees.
+    request.set_truncation(v1::TRUNCATION_NONE);
     request.mutable_prompt()->mutable_messages()->mutable_messages()->DeleteSubrange(
         0, static_cast<int>(place->known_messages));
     // What the conversation had before and this call does not repeat holds no longer.
     v1::Messages& sent = *request.mutable_prompt()->mutable_messages();
     if (sent.tools_json().empty()) sent.set_tools_json("[]");
     if (sent.template_arguments_json().empty()) sent.set_template_arguments_json("{}");
-    const absl::Status status =
-        Generate(connection, incoming, call, request, control, stream, &answer);
-    conversations_.Return(*place, messages, answer ? &*answer : nullptr, absl::Now() + kStoreTime);
+    const absl::Status status = Generate(call, request);
+    conversations_.Return(*place, messages, call.answer ? &*call.answer : nullptr,
+                          absl::Now() + kStoreTime);
     // The app deleted it: once more, with a new one.
-    if (absl::IsNotFound(status) && !stream.open() && tries == 0) continue;
+    if (absl::IsNotFound(status) && !call.reply.events_begun() && tries == 0) continue;
     return status;
   }
 }
 
-absl::Status HttpDoor::Server::Generate(mg_connection* connection, const IncomingCall& incoming,
-                                        const OpenAiCall& call, const v1::GenerateRequest& request,
-                                        const std::shared_ptr<CallControl>& control,
-                                        EventStream& stream, std::optional<v1::Message>* answer) {
-  OpenAiAnswer builder(call, UnixSeconds());
-  const absl::Status status =
-      gateway_.Generate(incoming, request, control, [&](const v1::GenerateResponse& event) {
-        const std::vector<std::string> documents = builder.OnEvent(event);
-        if (event.has_finished()) *answer = builder.Said();
-        if (!call.stream) return true;
-        for (const std::string& document : documents) {
-          if (!stream.SendEvent(document, builder.started().call_id())) return false;
-        }
-        return true;
-      });
-  WITHY_RETURN_IF_ERROR(status);
-  if (call.stream) {
-    stream.End();
-  } else {
-    Respond(connection, 200, builder.Document(),
-            absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
+bool HttpDoor::Server::SendEvent(Call& call, const v1::GenerateResponse& event,
+                                 OpenAiAnswer* builder) {
+  const std::vector<std::string> documents = builder->OnEvent(event);
+  if (event.has_finished()) call.answer = builder->Said();
+  if (!call.asked.stream) return true;
+  for (const std::string& document : documents) {
+    if (!call.reply.SendEvent(document, builder->started().call_id())) return false;
   }
+  return true;
+}
+
+void HttpDoor::Server::SendEnd(Call& call, const OpenAiAnswer& builder) {
+  if (call.asked.stream) return call.reply.EndEvents();
+  call.reply.Respond(200, builder.Document(),
+                     absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
+}
+
+absl::Status HttpDoor::Server::Generate(Call& call, const v1::GenerateRequest& request) {
+  OpenAiAnswer builder(call.asked, UnixSeconds());
+  builder.EchoPrompt(call.echoed);
+  WITHY_RETURN_IF_ERROR(gateway_.Generate(
+      call.incoming, request, call.control,
+      [&](const v1::GenerateResponse& event) { return SendEvent(call, event, &builder); }));
+  SendEnd(call, builder);
   return absl::OkStatus();
 }
 
@@ -379,8 +358,8 @@ void HttpDoor::Stop() { server_->Stop(); }
 absl::StatusOr<std::unique_ptr<HttpDoor>> HttpDoor::Start(const HttpDoorOptions& options,
                                                           Gateway& gateway, const Clock& clock) {
   std::unique_ptr<HttpDoor> door(new HttpDoor);
-  door->server_ = std::make_unique<Server>(gateway, clock);
-  WITHY_ASSIGN_OR_RETURN(door->address_, door->server_->Start(options));
+  door->server_ = std::make_unique<Server>(options, gateway, clock);
+  WITHY_ASSIGN_OR_RETURN(door->address_, door->server_->Start());
   return door;
 }
 

@@ -1,11 +1,13 @@
 // OpenAI-compatible HTTP API beside gRPC, off the same core: /v1/models, /v1/chat/completions,
 // /v1/completions, and /health. An app's token is the API key. Neighbours: openai_request.h and
 // openai_answer.h translate, conversations.h finds KV of earlier turns, peer_watch.h cancels calls
-// whose client has left.
+// whose client has left, http/server.h speaks HTTP.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
@@ -14,10 +16,9 @@
 namespace withy::orchestrator {
 
 struct HttpDoorOptions {
-  std::string listen;  // HOST:PORT, [IPV6]:PORT; port 0: any free one
-  int threads = 64;    // connections that are served at the same time
-  // For the headers of a request, for its body, and for a client to take a piece of an answer.
-  int timeout_ms = 10'000;
+  std::string listen;                    // HOST:PORT, [IPV6]:PORT; port 0: any free one
+  size_t threads = 64;                   // requests that are answered at the same time
+  std::vector<std::string> web_origins;  // of pages that may use it; "*": all
 };
 
 // Thread-safe. Serves from Start to Stop.

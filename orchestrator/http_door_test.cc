@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -21,6 +22,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 v1::Config WithHttp(uint32_t queue_limit = 8) {
@@ -76,7 +78,7 @@ json BodyOf(const std::string& response) {
   return at == std::string::npos ? json() : json::parse(response.substr(at + 4), nullptr, false);
 }
 
-// For tests that leave it as they found it: to end a board takes two seconds, which civetweb waits.
+// For tests that leave it as they found it.
 class HttpDoorTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { board_ = std::make_unique<Board>(WithHttp()); }
@@ -133,7 +135,7 @@ TEST_F(HttpDoorTest, AToolTurnContinuesItsConversation) {
   const json wrong = BodyOf(Exchange(
       board(),
       Post(kChatPath, R"({"messages": [{"role": "user", "content": "x"}], "tools": [5]})")));
-  EXPECT_THAT(wrong["error"]["message"].get<std::string>(), HasSubstr("tools_json[0]"));
+  EXPECT_THAT(wrong["error"]["message"].get<std::string>(), HasSubstr("tools[0]"));
 }
 
 TEST_F(HttpDoorTest, AStreamIsEventsInChunks) {
@@ -212,6 +214,103 @@ TEST_F(HttpDoorTest, LargeBodiesAreRefusedBeforeTheyAreRead) {
   EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello)), StartsWith("HTTP/1.1 200"));
 }
 
+TEST_F(HttpDoorTest, ABodyThatIsNotWholeIsNoRequest) {
+  const size_t before = runs();
+  for (const std::string headers : {"Content-Length: 200\r\n", "Transfer-Encoding: chunked\r\n"}) {
+    const Client client(board());
+    client.Send(absl::StrCat("POST ", kChatPath, " HTTP/1.1\r\nHost: x\r\n", headers,
+                             "Authorization: Bearer good\r\n\r\n",
+                             headers[0] == 'T' ? "35\r\n" : "", kHello));
+    shutdown(client.fd.get(), SHUT_WR);
+    EXPECT_THAT(client.Read(), StartsWith("HTTP/1.1 400"));
+  }
+  EXPECT_EQ(runs(), before);
+}
+
+TEST_F(HttpDoorTest, AClientThatWaitsIsJudgedByItsHeaders) {
+  const auto head = [&](const std::string& further) {
+    return absl::StrCat("POST ", kChatPath, " HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n",
+                        "Content-Length: ", strlen(kHello), "\r\n", further, "\r\n");
+  };
+  const Client client(board());
+  client.Send(head("Authorization: Bearer good\r\n"));
+  EXPECT_EQ(client.Read("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  client.Send(kHello);
+  EXPECT_THAT(client.Read(), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(Exchange(board(), head("")), StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(Exchange(board(), head("Authorization: Bearer good\r\nx-slo-strict: maybe\r\n")),
+              AllOf(StartsWith("HTTP/1.1 400"), HasSubstr("\"param\":\"x-slo-strict\"")));
+}
+
+TEST_F(HttpDoorTest, HeadIsGetWithoutABody) {
+  const std::string rest = " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
+  for (const std::string path : {"/health", "/v1/models", "/v1/models/target", "/v1/models/none"}) {
+    const std::string got = Exchange(board(), "GET " + path + rest);
+    const std::string head = Exchange(board(), "HEAD " + path + rest);
+    EXPECT_EQ(head.substr(0, 12), got.substr(0, 12));
+    EXPECT_TRUE(absl::EndsWith(head, "\r\n\r\n")) << head;
+    EXPECT_THAT(head, HasSubstr("Content-Length: "));
+  }
+  EXPECT_THAT(Exchange(board(), absl::StrCat("HEAD ", kChatPath, rest)),
+              AllOf(StartsWith("HTTP/1.1 405"), HasSubstr("Allow: POST, OPTIONS\r\n")));
+}
+
+TEST_F(HttpDoorTest, AModelIsFoundByEveryNameThatCallsMayGive) {
+  const auto look = [&](const std::string& name) {
+    return Exchange(board(), absl::StrCat("GET /v1/models/", name, " HTTP/1.1\r\nHost: x\r\n",
+                                          "Authorization: Bearer good\r\n\r\n"));
+  };
+  EXPECT_EQ(BodyOf(look("target"))["id"], "fake");
+  EXPECT_EQ(BodyOf(look("f%61ke"))["id"], "fake");
+  EXPECT_EQ(BodyOf(look("no%20such"))["error"]["code"], "model_not_found");
+}
+
+TEST_F(HttpDoorTest, PagesOfOtherSitesAreNotPermittedUnlessTheyAreNamed) {
+  const std::string origin = "Origin: http://page\r\n";
+  const std::string preflight = absl::StrCat("OPTIONS ", kChatPath, " HTTP/1.1\r\nHost: x\r\n",
+                                             origin, "Access-Control-Request-Method: POST\r\n\r\n");
+  const std::string token = "Authorization: Bearer good\r\n";
+  const auto all = [&](const Board& asked) {
+    return std::vector<std::string>{
+        Exchange(asked, preflight),
+        Exchange(asked, Post(kChatPath, kHello, origin + token)),
+        Exchange(asked, Post(kChatPath, "{", origin + token)),
+        Exchange(asked, Post(kChatPath, kHello, origin)),
+        Exchange(asked, Post(kChatPath, kHello, origin + "Expect: x\r\n")),
+        Exchange(asked, Post("/v1/completions", R"({"prompt": "hello", "stream": true})",
+                             origin + token))};
+  };
+  for (const std::string& response : all(board())) {
+    EXPECT_THAT(response, Not(HasSubstr("Access-Control"))) << response;
+  }
+  v1::Config config = WithHttp();
+  config.mutable_orchestrator()->add_http_web_origins("http://page");
+  const Board open(config);
+  for (const std::string& response : all(open)) {
+    EXPECT_THAT(response, HasSubstr("Access-Control-Allow-Origin: http://page\r\n")) << response;
+    EXPECT_THAT(response, HasSubstr("Vary: Origin\r\n"));
+  }
+}
+
+TEST_F(HttpDoorTest, ALimitAboveTheWindowMeansTheWindow) {
+  for (const char* field : {"max_tokens", "max_completion_tokens"}) {
+    json body = json::parse(kHello);
+    body[field] = 1'000'000'000;
+    EXPECT_THAT(Exchange(board(), Post(kChatPath, body.dump())), StartsWith("HTTP/1.1 200"));
+    EXPECT_EQ(last_run().limits().max_tokens(), 32'768u);
+  }
+}
+
+TEST_F(HttpDoorTest, StreamsToOldClientsHaveNoChunks) {
+  const std::string body = R"({"prompt": "hello", "stream": true})";
+  const std::string response =
+      Exchange(board(), absl::StrCat("POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer "
+                                     "good\r\nContent-Length: ",
+                                     body.size(), "\r\n\r\n", body));
+  EXPECT_THAT(response, Not(HasSubstr("chunked")));
+  EXPECT_TRUE(absl::EndsWith(response, "data: [DONE]\n\n")) << response;
+}
+
 TEST_F(HttpDoorTest, HeadersWithoutEndAreRefused) {
   const Client client(board());
   client.Send("GET / HTTP/1.1\r\nX: ");
@@ -285,6 +384,58 @@ TEST_F(HttpDoorTest, AConversationContinuesInItsContext) {
 
   EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello)), StartsWith("HTTP/1.1 200"));
   EXPECT_EQ(board().worker.runs().back().context_id(), "");
+}
+
+// What the service keeps is marked as its own; what an app makes is not, whatever its title.
+TEST(HttpDoorBoardTest, OnlyWhatTheServiceKeepsIsMarked) {
+  Board board(WithHttp());
+  const json body = {{"messages", {{{"role", "user"}, {"content", std::string(2000, 'u')}}}}};
+  EXPECT_THAT(Exchange(board, Post(kChatPath, body.dump())), StartsWith("HTTP/1.1 200"));
+  v1::CreateContextRequest create;
+  create.set_title("openai");
+  grpc::ClientContext context;
+  Authorise(&context);
+  v1::CreateContextResponse response;
+  ASSERT_TRUE(board.stub().CreateContext(&context, create, &response).ok());
+  const auto created = board.store.created();
+  ASSERT_EQ(created.size(), 2u);
+  EXPECT_TRUE(created[0].kept_by_service());
+  EXPECT_FALSE(created[1].kept_by_service());
+}
+
+// As evaluation harnesses ask: the prompt's tokens with their log-probabilities, and one token or
+// none.
+TEST_F(HttpDoorTest, APromptIsEchoedWithItsLogprobs) {
+  const auto ask = [&](const std::string& further) {
+    return BodyOf(Exchange(
+        board(), Post("/v1/completions",
+                      R"({"prompt": "h\u00e9y", "echo": true, "logprobs": 1)" + further + "}")));
+  };
+  const size_t before = runs();
+  const json alone = ask(R"(, "max_tokens": 0)");
+  EXPECT_EQ(runs(), before) << "nothing is generated";
+  EXPECT_EQ(alone["choices"][0]["text"], "h\u00e9y") << alone;
+  EXPECT_EQ(alone["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(alone["usage"]["prompt_tokens"], 4);
+  const json& scored = alone["choices"][0]["logprobs"];
+  EXPECT_EQ(scored["tokens"], json({"h", "bytes:\\xc3", "bytes:\\xa9", "y"}));
+  EXPECT_EQ(scored["token_logprobs"], json({nullptr, -1, -1, -1}));
+  EXPECT_EQ(scored["text_offset"], json({0, 1, 1, 2})) << "characters";
+  EXPECT_EQ(scored["top_logprobs"][0], nullptr);
+  EXPECT_EQ(scored["top_logprobs"][3], json({{"e", -0.5}, {"y", -1}}));
+
+  const json more = ask("");
+  EXPECT_EQ(runs(), before + 1);
+  EXPECT_EQ(more["choices"][0]["text"], "h\u00e9yabc");
+  const json& whole = more["choices"][0]["logprobs"];
+  EXPECT_EQ(whole["tokens"].size(), whole["text_offset"].size());
+  EXPECT_EQ(whole["tokens"][0], "h");
+  const std::string plain = Exchange(
+      board(), Post("/v1/completions", R"({"prompt": "hi", "echo": true, "max_tokens": 0})"));
+  EXPECT_EQ(BodyOf(plain)["choices"][0]["text"], "hi");
+  EXPECT_EQ(runs(), before + 1);
+  EXPECT_THAT(Exchange(board(), Post("/v1/completions", R"({"prompt": [1, 2]})")),
+              HasSubstr("send the text"));
 }
 
 TEST(HttpDoorBoardTest, WithoutRoomForContextsChatsAreStateless) {

@@ -4,16 +4,22 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "absl/strings/str_cat.h"
+#include "engine/chat/thoughts.h"
 #include "engine/chat/tool_calls.h"
-#include "rpc/status.h"
+#include "orchestrator/validate.h"
 
 namespace withy::orchestrator {
 namespace {
 
 // Fields in the order in which OpenAI's documents have them.
 using OutJson = nlohmann::ordered_json;
+
+constexpr char kContent[] = "content";
+// Thoughts, by the name that other servers gave them.
+constexpr char kReasoning[] = "reasoning_content";
 
 // A token need not be valid UTF-8; what is not becomes U+FFFD.
 std::string Dump(const OutJson& json) {
@@ -68,22 +74,36 @@ OutJson ChatLogprobs(const Tokens& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-// `offset`: bytes of the answer before the first of these tokens.
-template <typename Tokens>
-OutJson CompletionLogprobs(const Tokens& tokens, size_t offset) {
+// OpenAI's name of a token that is no whole text: "bytes:\xe2\x82". Different tokens have different
+// names.
+std::string NameOf(const std::string& text) {
+  if (FindInvalidUtf8(text) == std::string_view::npos) return text;
+  std::string name = "bytes:";
+  for (const char byte : text) {
+    absl::StrAppend(&name, "\\x", absl::Hex(static_cast<unsigned char>(byte), absl::kZeroPad2));
+  }
+  return name;
+}
+
+// `characters`: those of the text before the first of these tokens, and then with them.
+OutJson CompletionLogprobs(std::span<const v1::Token> tokens, CharacterCounter* characters) {
   OutJson names = OutJson::array(), logprobs = OutJson::array(), top = OutJson::array(),
           offsets = OutJson::array();
   for (const v1::Token& token : tokens) {
-    if (!token.has_logprob()) continue;
-    names.push_back(token.text());
-    logprobs.push_back(token.logprob());
-    OutJson others = OutJson::object();
-    for (const v1::TokenAlternative& other : token.alternatives()) {
-      others[other.text()] = other.logprob();
+    const std::string name = NameOf(token.text());
+    names.push_back(name);
+    OutJson others = nullptr;  // as its log-probability: the first token of a prompt has none
+    if (token.has_logprob()) {
+      others = OutJson::object();
+      for (const v1::TokenAlternative& other : token.alternatives()) {
+        others.emplace(NameOf(other.text()), other.logprob());
+      }
+      if (!others.empty()) others.emplace(name, token.logprob());  // if it is none of the likeliest
     }
+    logprobs.push_back(token.has_logprob() ? OutJson(token.logprob()) : OutJson(nullptr));
     top.push_back(std::move(others));
-    offsets.push_back(offset);
-    offset += token.text().size();
+    offsets.push_back(characters->whole());
+    characters->Add(token.text());
   }
   if (names.empty()) return nullptr;
   return {{"tokens", std::move(names)},
@@ -191,23 +211,41 @@ std::vector<std::string> OpenAiAnswer::OnEvent(const v1::GenerateResponse& event
   const bool first = started_.call_id().empty();
   started_ = event.started();
   if (!first) return {};
-  const bool chat = call_.kind == OpenAiKind::kChat;
-  OutJson json = Chunk(call_, started_, created_unix_s_,
-                       chat ? OutJson{{"role", "assistant"}, {"content", ""}}
-                            : OutJson(call_.echo ? call_.request.prompt().text() : ""),
-                       nullptr, nullptr);
+  OutJson beginning = "";
+  if (call_.kind == OpenAiKind::kChat) {
+    beginning = {{"role", "assistant"}, {"content", ""}};
+  } else if (call_.echo) {
+    beginning = call_.request.prompt().text();
+  }
+  OutJson json = Chunk(call_, started_, created_unix_s_, std::move(beginning),
+                       CompletionLogprobs(prompt_tokens_, &characters_), nullptr);
   json["withy"] = StartOf(started_);
   return {Dump(json)};
 }
 
-std::string OpenAiAnswer::TextChunk(std::string_view text) {
+void OpenAiAnswer::EchoPrompt(std::vector<v1::Token> tokens) { prompt_tokens_ = std::move(tokens); }
+
+std::string OpenAiAnswer::TextChunk(const char* field, std::string_view text) {
   const bool chat = call_.kind == OpenAiKind::kChat;
-  OutJson logprobs = chat ? ChatLogprobs(held_) : CompletionLogprobs(held_, sent_bytes_);
+  OutJson logprobs = chat ? ChatLogprobs(held_) : CompletionLogprobs(held_, &characters_);
   held_.clear();
-  sent_bytes_ += text.size();
   return Dump(Chunk(call_, started_, created_unix_s_,
-                    chat ? OutJson{{"content", std::string(text)}} : OutJson(std::string(text)),
+                    chat ? OutJson{{field, std::string(text)}} : OutJson(std::string(text)),
                     std::move(logprobs), nullptr));
+}
+
+// What of `text` is known to be thought, and where the answer begins.
+size_t OpenAiAnswer::SendThought(std::string_view text, bool whole,
+                                 std::vector<std::string>* sent) {
+  if (call_.kind != OpenAiKind::kChat) return 0;
+  const engine::ThoughtSpan span =
+      engine::FindThought(text, started_.answer_begins_in_thought(), whole);
+  const size_t from = std::max(span.begin, thought_sent_);
+  if (span.thinks && span.end > from) {
+    sent->push_back(TextChunk(kReasoning, text.substr(from, span.end - from)));
+    thought_sent_ = span.end;
+  }
+  return span.answer;
 }
 
 std::vector<std::string> OpenAiAnswer::OnDelta(const v1::GenerateDelta& delta) {
@@ -216,17 +254,24 @@ std::vector<std::string> OpenAiAnswer::OnDelta(const v1::GenerateDelta& delta) {
     held_.insert(held_.end(), delta.tokens().begin(), delta.tokens().end());
   }
   text_ += delta.text();
+  std::vector<std::string> sent;
+  const size_t answer = SendThought(text_, /*whole=*/false, &sent);
+  if (answer == engine::ThoughtSpan::kNotYet) return sent;
+  const size_t from = std::max(sent_bytes_, answer);
   const bool may_call = MayCall(call_);
-  const size_t end = may_call ? engine::ShownBeforeCalls(text_, sent_bytes_) : text_.size();
-  if (end == sent_bytes_ && (held_.empty() || may_call)) return {};
-  return {TextChunk(std::string_view(text_).substr(sent_bytes_, end - sent_bytes_))};
+  const size_t end = may_call ? engine::ShownBeforeCalls(text_, from) : text_.size();
+  if (end == from && (held_.empty() || may_call)) return sent;
+  sent.push_back(TextChunk(kContent, std::string_view(text_).substr(from, end - from)));
+  sent_bytes_ = end;
+  return sent;
 }
 
 std::vector<std::string> OpenAiAnswer::OnFinished() {
   std::vector<std::string> sent;
-  const std::string text = outcome_.tool_calls().empty() ? text_ : Said().content();
-  const std::string_view rest = std::string_view(text).substr(std::min(sent_bytes_, text.size()));
-  if (!rest.empty() || !held_.empty()) sent.push_back(TextChunk(rest));
+  const std::string text = TextOutsideCalls();
+  const size_t answer = std::max(SendThought(text, /*whole=*/true, &sent), sent_bytes_);
+  const std::string_view rest = std::string_view(text).substr(std::min(answer, text.size()));
+  if (!rest.empty() || !held_.empty()) sent.push_back(TextChunk(kContent, rest));
   const auto chunk = [&](OutJson delta, const char* reason) {
     return Chunk(call_, started_, created_unix_s_, std::move(delta), nullptr, reason);
   };
@@ -249,15 +294,19 @@ std::vector<std::string> OpenAiAnswer::OnFinished() {
   return sent;
 }
 
+std::string OpenAiAnswer::TextOutsideCalls() const {
+  if (outcome_.tool_calls().empty()) return outcome_.text();
+  std::vector<std::string> names;  // the tools of a context are not known here
+  for (const v1::ToolCall& call : outcome_.tool_calls()) names.push_back(call.name());
+  return engine::ToolCallParser(names).Parse(outcome_.text()).text;
+}
+
 v1::Message OpenAiAnswer::Said() const {
   v1::Message message;
   message.set_role("assistant");
-  message.set_content(outcome_.text());
-  if (outcome_.tool_calls().empty()) return message;
+  message.set_content(
+      engine::WithoutThought(TextOutsideCalls(), started_.answer_begins_in_thought()));
   *message.mutable_tool_calls() = outcome_.tool_calls();
-  std::vector<std::string> names;  // the tools of a context are not known here
-  for (const v1::ToolCall& call : outcome_.tool_calls()) names.push_back(call.name());
-  message.set_content(engine::ToolCallParser(names).Parse(outcome_.text()).text);
   return message;
 }
 
@@ -270,6 +319,12 @@ std::string OpenAiAnswer::Document() const {
     choice["message"] = {{"role", "assistant"},
                          {"content", only_calls ? OutJson(nullptr) : OutJson(said.content())},
                          {"refusal", nullptr}};
+    const std::string text = TextOutsideCalls();
+    const engine::ThoughtSpan thought =
+        engine::FindThought(text, started_.answer_begins_in_thought(), /*whole=*/true);
+    if (thought.thinks) {
+      choice["message"][kReasoning] = text.substr(thought.begin, thought.end - thought.begin);
+    }
     if (said.tool_calls_size() > 0) {
       OutJson& calls = choice["message"]["tool_calls"] = OutJson::array();
       for (const v1::ToolCall& call : said.tool_calls()) calls.push_back(CallOf(call));
@@ -278,7 +333,10 @@ std::string OpenAiAnswer::Document() const {
   } else {
     choice["text"] =
         call_.echo ? absl::StrCat(call_.request.prompt().text(), outcome_.text()) : outcome_.text();
-    choice["logprobs"] = CompletionLogprobs(tokens_, 0);
+    std::vector<v1::Token> tokens = prompt_tokens_;
+    tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+    CharacterCounter characters;
+    choice["logprobs"] = CompletionLogprobs(tokens, &characters);
   }
   choice["finish_reason"] = FinishReasonOf(outcome_.reason());
   OutJson json = Head(call_, started_, created_unix_s_, false);
@@ -287,71 +345,6 @@ std::string OpenAiAnswer::Document() const {
   json["withy"] = StartOf(started_);
   json["withy"].update(OutcomeOf(outcome_));
   return Dump(json);
-}
-
-int HttpStatusOf(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return 200;
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:  // clients send what gets 501 again
-      return 400;
-    case absl::StatusCode::kUnauthenticated:
-      return 401;
-    case absl::StatusCode::kPermissionDenied:
-      return 403;
-    case absl::StatusCode::kNotFound:
-      return 404;
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-      return 409;
-    case absl::StatusCode::kFailedPrecondition:
-      return 412;
-    case absl::StatusCode::kResourceExhausted:
-      return 429;
-    case absl::StatusCode::kCancelled:
-      return 499;
-    case absl::StatusCode::kUnavailable:
-      return 503;
-    case absl::StatusCode::kDeadlineExceeded:
-      return 504;
-    default:
-      return 500;
-  }
-}
-
-std::string OpenAiError(const absl::Status& status) {
-  const char* type = "invalid_request_error";
-  OutJson code = nullptr;
-  switch (status.code()) {
-    case absl::StatusCode::kUnauthenticated:
-      code = "invalid_api_key";
-      break;
-    case absl::StatusCode::kOutOfRange:
-      code = "context_length_exceeded";
-      break;
-    case absl::StatusCode::kUnimplemented:
-      code = "unsupported";
-      break;
-    case absl::StatusCode::kNotFound:
-      code = "not_found";
-      break;
-    case absl::StatusCode::kFailedPrecondition:
-      code = "slo_unattainable";
-      break;
-    case absl::StatusCode::kResourceExhausted:
-      type = "rate_limit_error";
-      code = "rate_limit_exceeded";
-      break;
-    default:
-      if (HttpStatusOf(status) >= 500) type = "server_error";
-  }
-  return Dump({{"error",
-                {{"message", std::string(status.message())},
-                 {"type", type},
-                 {"param", nullptr},
-                 {"code", std::move(code)}}}});
 }
 
 std::string OpenAiModel(const v1::ModelDescription& model, int64_t created_unix_s) {

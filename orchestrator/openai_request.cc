@@ -1,12 +1,15 @@
 #include "orchestrator/openai_request.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "orchestrator/digest.h"
 #include "orchestrator/validate.h"
 #include "orchestrator/validate_tools.h"
 
@@ -51,15 +54,47 @@ absl::StatusOr<std::optional<double>> Number(const Json& object, const char* nam
   return value->get<double>();
 }
 
-absl::StatusOr<std::optional<uint64_t>> Count(const Json& object, const char* name,
-                                              uint64_t highest) {
+// A whole number, also one that is written with a point, as some languages write all numbers.
+struct WholeNumber {
+  bool negative = false;
+  uint64_t magnitude = 0;  // of one that is too large: the largest
+
+  bool operator==(const WholeNumber&) const = default;
+};
+
+constexpr WholeNumber kMinusOne = {.negative = true, .magnitude = 1};
+
+absl::StatusOr<std::optional<WholeNumber>> Whole(const Json& object, const char* name) {
   const Json* value = Find(object, name);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_number_integer()) return WrongType(name, *value, "a whole number");
-  if (!value->is_number_unsigned() || value->get<uint64_t>() > highest) {
-    return Wrong(name, absl::StrCat(" is ", value->dump(), ": it must be from 0 to ", highest));
+  if (value->is_number_unsigned()) return WholeNumber{.magnitude = value->get<uint64_t>()};
+  if (value->is_number_integer()) {
+    return WholeNumber{.negative = true,
+                       .magnitude = 0 - static_cast<uint64_t>(value->get<int64_t>())};
   }
-  return value->get<uint64_t>();
+  if (!value->is_number()) return WrongType(name, *value, "a whole number");
+  const double number = value->get<double>();
+  if (std::trunc(number) != number) {
+    return Wrong(name, absl::StrCat(" is ", number, ": it must be a whole number"));
+  }
+  constexpr double kTooLarge = 18446744073709551616.0;  // 2^64
+  const double size = std::abs(number);
+  return WholeNumber{.negative = number < 0,
+                     .magnitude = size < kTooLarge ? static_cast<uint64_t>(size) : UINT64_MAX};
+}
+
+std::string InWords(const WholeNumber& number) {
+  return absl::StrCat(number.negative ? "-" : "", number.magnitude);
+}
+
+absl::StatusOr<std::optional<uint64_t>> Count(const Json& object, const char* name,
+                                              uint64_t highest) {
+  WITHY_ASSIGN_OR_RETURN(const std::optional<WholeNumber> number, Whole(object, name));
+  if (!number) return std::nullopt;
+  if (number->negative || number->magnitude > highest) {
+    return Wrong(name, absl::StrCat(" is ", InWords(*number), ": it must be from 0 to ", highest));
+  }
+  return number->magnitude;
 }
 
 absl::StatusOr<bool> Flag(const Json& object, const char* name) {
@@ -69,10 +104,11 @@ absl::StatusOr<bool> Flag(const Json& object, const char* name) {
   return value->get<bool>();
 }
 
-absl::StatusOr<std::string> Text(const Json& object, const char* name) {
+// `path`: what stands before the name in errors.
+absl::StatusOr<std::string> Text(const Json& object, const std::string& path, const char* name) {
   const Json* value = Find(object, name);
   if (value == nullptr) return std::string();
-  if (!value->is_string()) return WrongType(name, *value, "a string");
+  if (!value->is_string()) return WrongType(path + name, *value, "a string");
   return value->get_ref<const std::string&>();
 }
 
@@ -85,7 +121,7 @@ absl::Status Only(const Json& object, const char* name, double value) {
 
 absl::Status NotEmpty(const Json& object, const char* name, std::string_view remedy) {
   const Json* value = Find(object, name);
-  if (value == nullptr || value->empty()) return absl::OkStatus();
+  if (value == nullptr || value->empty() || *value == "") return absl::OkStatus();
   return Wrong(name, absl::StrCat(" is not supported: ", ToAbsl(remedy)));
 }
 
@@ -100,7 +136,7 @@ absl::StatusOr<std::string> ContentOf(const Json& message, const std::string& fi
     const Json& part = (*content)[i];
     const std::string name = absl::StrCat(field, "[", i, "]");
     if (!part.is_object()) return WrongType(name, part, "an object");
-    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(part, "type"));
+    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(part, name + ".", "type"));
     if (type != "text") {
       return Wrong(name, absl::StrCat(".type is \"", type, "\": the model reads text only"));
     }
@@ -125,8 +161,8 @@ absl::Status ReadCalls(const Json& given, const std::string& field, v1::Message*
       return Wrong(name, ".function must be an object: only functions can be called");
     }
     v1::ToolCall* call = message->add_tool_calls();
-    WITHY_ASSIGN_OR_RETURN(*call->mutable_id(), Text(one, "id"));
-    WITHY_ASSIGN_OR_RETURN(*call->mutable_name(), Text(*function, "name"));
+    WITHY_ASSIGN_OR_RETURN(*call->mutable_id(), Text(one, name + ".", "id"));
+    WITHY_ASSIGN_OR_RETURN(*call->mutable_name(), Text(*function, name + ".function.", "name"));
     const Json* arguments = Find(*function, "arguments");
     if (arguments == nullptr) continue;
     // Some clients send the object itself.
@@ -163,89 +199,120 @@ absl::Status ReadTools(const Json& body, v1::Messages* messages) {
   return absl::OkStatus();
 }
 
+absl::Status ReadMessage(const Json& given, const std::string& field, bool last,
+                         v1::Message* message) {
+  if (!given.is_object()) return WrongType(field, given, "an object");
+  WITHY_ASSIGN_OR_RETURN(std::string role, Text(given, field + ".", "role"));
+  if (role.empty()) return Wrong(field, ".role is missing");
+  const bool tool = role == "tool";
+  message->set_role(std::move(role));
+  WITHY_ASSIGN_OR_RETURN(*message->mutable_content(), ContentOf(given, field + ".content"));
+  WITHY_RETURN_IF_ERROR(ReadCalls(given, field, message));
+  if (tool) {
+    WITHY_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(),
+                           Text(given, field + ".", "tool_call_id"));
+    WITHY_ASSIGN_OR_RETURN(*message->mutable_name(), Text(given, field + ".", "name"));
+  }
+  // What was said before belongs to the conversation; it is no example that might be left out. Nor
+  // is a tool's result, or an answer that is to go on.
+  const bool own_words = last && !tool && message->role() != "assistant";
+  if (own_words || message->content().empty()) return absl::OkStatus();
+  v1::ByteSpan* all = message->add_fixed();
+  all->set_end(static_cast<uint32_t>(message->content().size()));
+  return absl::OkStatus();
+}
+
 absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
   const Json* messages = Find(body, "messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     return Wrong("messages", " must be an array of at least one message");
   }
   if (messages->size() > static_cast<size_t>(kMaxMessages)) {
-    return Wrong("messages", absl::StrCat(" has ", messages->size(), " entries: it may have ",
-                                          kMaxMessages, " at most"));
+    return absl::OutOfRangeError(absl::StrCat("messages has ", messages->size(),
+                                              " entries: at most ", kMaxMessages,
+                                              "; shorten the conversation"));
   }
   for (size_t i = 0; i < messages->size(); ++i) {
-    const Json& given = (*messages)[i];
-    const std::string field = absl::StrCat("messages[", i, "]");
-    if (!given.is_object()) return WrongType(field, given, "an object");
-    v1::Message* message = prompt->mutable_messages()->add_messages();
-    WITHY_ASSIGN_OR_RETURN(std::string role, Text(given, "role"));
-    if (role.empty()) return Wrong(field, ".role is missing");
-    const bool tool = role == "tool";
-    message->set_role(std::move(role));
-    WITHY_ASSIGN_OR_RETURN(*message->mutable_content(), ContentOf(given, field + ".content"));
-    WITHY_RETURN_IF_ERROR(ReadCalls(given, field, message));
-    if (tool) {
-      WITHY_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(), Text(given, "tool_call_id"));
-      WITHY_ASSIGN_OR_RETURN(*message->mutable_name(), Text(given, "name"));
-    }
-    if ((tool || i + 1 < messages->size()) && !message->content().empty()) {
-      // What was said before belongs to the conversation; it is no example that might be left out.
-      // Nor is a tool's result.
-      v1::ByteSpan* all = message->add_fixed();
-      all->set_end(static_cast<uint32_t>(message->content().size()));
-    }
+    WITHY_RETURN_IF_ERROR(ReadMessage((*messages)[i], absl::StrCat("messages[", i, "]"),
+                                      i + 1 == messages->size(),
+                                      prompt->mutable_messages()->add_messages()));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadPrompt(const Json& body, v1::Prompt* prompt) {
-  const Json* text = Find(body, "prompt");
-  if (text != nullptr && text->is_array() && text->size() == 1) text = &(*text)[0];
-  if (text == nullptr || !text->is_string()) {
-    return Wrong("prompt", " must be a string, or an array of one");
+// Text, or tokens; alone or as an array of one.
+absl::Status ReadPrompt(const Json& body, OpenAiCall* call) {
+  const Json* given = Find(body, "prompt");
+  if (given != nullptr && given->is_array() && given->size() == 1 && !(*given)[0].is_number()) {
+    given = &(*given)[0];
   }
-  prompt->set_text(text->get_ref<const std::string&>());
+  if (given != nullptr && given->is_string()) {
+    call->request.mutable_prompt()->set_text(given->get_ref<const std::string&>());
+    return absl::OkStatus();
+  }
+  const bool tokens = given != nullptr && given->is_array() && !given->empty() &&
+                      std::all_of(given->begin(), given->end(), [](const Json& one) {
+                        return one.is_number_unsigned() && one.get<uint64_t>() <= INT32_MAX;
+                      });
+  if (!tokens) {
+    return Wrong("prompt",
+                 " must be a string or an array of tokens; of several prompts each is a request of "
+                 "its own");
+  }
+  for (const Json& one : *given) call->prompt_tokens.push_back(one.get<int32_t>());
   return absl::OkStatus();
 }
 
+// Empty strings, which clients send for "none", stop nothing.
 absl::Status ReadStop(const Json& body, v1::Limits* limits) {
   const Json* stop = Find(body, "stop");
   if (stop == nullptr) return absl::OkStatus();
-  if (stop->is_string()) {
-    limits->add_stop(stop->get_ref<const std::string&>());
-    return absl::OkStatus();
-  }
-  if (!stop->is_array()) return WrongType("stop", *stop, "a string or an array of strings");
-  for (const Json& one : *stop) {
+  const auto add = [&](const Json& one) {
+    if (one.is_null()) return absl::OkStatus();
     if (!one.is_string()) return WrongType("stop", one, "a string or an array of strings");
-    limits->add_stop(one.get_ref<const std::string&>());
-  }
+    const std::string& text = one.get_ref<const std::string&>();
+    if (!text.empty()) limits->add_stop(text);
+    return absl::OkStatus();
+  };
+  if (!stop->is_array()) return add(*stop);
+  for (const Json& one : *stop) WITHY_RETURN_IF_ERROR(add(one));
   return absl::OkStatus();
 }
 
 // A chat asks with a flag and a number, a completion with a number.
 absl::Status ReadLogprobs(OpenAiKind kind, const Json& body, v1::Limits* limits) {
   if (kind == OpenAiKind::kCompletion) {
+    if (const Json* none = Find(body, "logprobs"); none != nullptr && *none == false) {
+      return absl::OkStatus();
+    }
     WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "logprobs", kMaxLogprobs));
     if (count) limits->set_logprobs(static_cast<uint32_t>(*count));
     return absl::OkStatus();
   }
   WITHY_ASSIGN_OR_RETURN(const bool wanted, Flag(body, "logprobs"));
   WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "top_logprobs", kMaxLogprobs));
-  if (count && !wanted) return Wrong("top_logprobs", " needs logprobs: true");
+  if (count.value_or(0) > 0 && !wanted) return Wrong("top_logprobs", " needs logprobs: true");
   if (wanted) limits->set_logprobs(static_cast<uint32_t>(count.value_or(0)));
   return absl::OkStatus();
 }
 
-absl::Status ReadLimits(OpenAiKind kind, const Json& body, v1::Limits* limits) {
-  WITHY_ASSIGN_OR_RETURN(std::optional<uint64_t> tokens,
-                         Count(body, "max_completion_tokens", UINT32_MAX));
-  if (!tokens) {
-    WITHY_ASSIGN_OR_RETURN(tokens, Count(body, "max_tokens", UINT32_MAX));
+// Clients send a limit of their own, whatever the model's window is. -1: as many as there is room
+// for.
+absl::Status ReadMaxTokens(const Json& body, OpenAiCall* call) {
+  const char* name =
+      Find(body, "max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
+  WITHY_ASSIGN_OR_RETURN(const std::optional<WholeNumber> number, Whole(body, name));
+  if (!number) return absl::OkStatus();
+  const bool only_echo = number->magnitude == 0 && call->echo;
+  if (number->negative ? *number != kMinusOne : number->magnitude == 0 && !only_echo) {
+    return Wrong(name, absl::StrCat(" is ", InWords(*number),
+                                    ": it must be at least 1, or -1 for no limit"));
   }
-  if (tokens && *tokens == 0) return Wrong("max_tokens", " is 0: it must be at least 1");
-  if (tokens) limits->set_max_tokens(static_cast<uint32_t>(*tokens));
-  WITHY_RETURN_IF_ERROR(ReadStop(body, limits));
-  return ReadLogprobs(kind, body, limits);
+  call->only_echo = only_echo;
+  const uint64_t tokens = number->negative ? UINT32_MAX : number->magnitude;
+  call->request.mutable_limits()->set_max_tokens(
+      static_cast<uint32_t>(std::min<uint64_t>(tokens, UINT32_MAX)));
+  return absl::OkStatus();
 }
 
 // Names beyond OpenAI's are those that other servers take.
@@ -253,18 +320,30 @@ absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
   WITHY_ASSIGN_OR_RETURN(const auto temperature, Number(body, "temperature"));
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
   WITHY_ASSIGN_OR_RETURN(const auto top_p, Number(body, "top_p"));
-  if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
+  // 0 stands for the likeliest token alone.
+  if (top_p) {
+    sampling->set_top_p(*top_p == 0 ? std::numeric_limits<float>::min()
+                                    : static_cast<float>(*top_p));
+  }
   WITHY_ASSIGN_OR_RETURN(const auto min_p, Number(body, "min_p"));
   if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
-  WITHY_ASSIGN_OR_RETURN(const auto top_k, Count(body, "top_k", UINT32_MAX));
-  if (top_k) sampling->set_top_k(static_cast<uint32_t>(*top_k));
+  WITHY_ASSIGN_OR_RETURN(const auto top_k, Whole(body, "top_k"));
+  if (top_k) {
+    if (top_k->negative && *top_k != kMinusOne) {
+      return Wrong("top_k", absl::StrCat(" is ", InWords(*top_k),
+                                         ": it must be at least 1, or 0 or -1 for all tokens"));
+    }
+    sampling->set_top_k(
+        top_k->negative ? 0
+                        : static_cast<uint32_t>(std::min<uint64_t>(top_k->magnitude, UINT32_MAX)));
+  }
   WITHY_ASSIGN_OR_RETURN(const auto penalty, Number(body, "repetition_penalty"));
   if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
-  if (const Json* seed = Find(body, "seed")) {
-    if (!seed->is_number_integer()) return WrongType("seed", *seed, "a whole number");
-    // A negative one is as good as any other.
-    sampling->set_seed(seed->is_number_unsigned() ? seed->get<uint64_t>()
-                                                  : static_cast<uint64_t>(seed->get<int64_t>()));
+  WITHY_ASSIGN_OR_RETURN(const auto seed, Whole(body, "seed"));
+  if (seed) {
+    // A negative one is as good as any other. The answer tells the seed, and many languages read
+    // numbers of JSON as doubles: what they read must be the same seed.
+    sampling->set_seed((seed->negative ? 0 - seed->magnitude : seed->magnitude) & kMaxExactSeed);
   }
   WITHY_RETURN_IF_ERROR(Only(body, "presence_penalty", 0));
   WITHY_RETURN_IF_ERROR(Only(body, "frequency_penalty", 0));
@@ -275,10 +354,28 @@ absl::Status CheckFormat(const Json& body) {
   const Json* format = Find(body, "response_format");
   if (format == nullptr) return absl::OkStatus();
   if (!format->is_object()) return WrongType("response_format", *format, "an object");
-  WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "type"));
-  if (type == "text") return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "response_format.", "type"));
+  if (type == "text" || format->empty()) return absl::OkStatus();
   return Wrong("response_format",
                absl::StrCat(".type is \"", type, "\": only \"text\" is supported"));
+}
+
+// What is withy's own: an object, so that no name is one that OpenAI may give another meaning.
+absl::Status ReadOwn(const Json& body, v1::GenerateRequest* request) {
+  const Json* own = Find(body, "withy");
+  if (own == nullptr) return absl::OkStatus();
+  if (!own->is_object()) return WrongType("withy", *own, "an object");
+  WITHY_ASSIGN_OR_RETURN(const std::string truncation, Text(*own, "withy.", "truncation"));
+  if (truncation.empty()) return absl::OkStatus();
+  if (truncation == "none") {
+    request->set_truncation(v1::TRUNCATION_NONE);
+  } else if (truncation == "oldest") {
+    request->set_truncation(v1::TRUNCATION_OLDEST);
+  } else {
+    return Wrong("withy.truncation",
+                 absl::StrCat(" is \"", truncation, "\": it must be \"none\" or \"oldest\""));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status HeaderNumber(const HeaderOf& header, const char* name, double lowest, double highest,
@@ -349,6 +446,26 @@ absl::Status ReadHeaders(const HeaderOf& header, v1::GenerateRequest* request) {
 
 }  // namespace
 
+absl::Status CheckOpenAiHeaders(const HeaderOf& header) {
+  v1::GenerateRequest ignored;
+  return ReadHeaders(header, &ignored);
+}
+
+void FitToModel(const v1::ModelDescription& model, v1::GenerateRequest* request) {
+  const uint32_t window = model.context_length();
+  if (window > 0 && request->limits().max_tokens() > window) {
+    request->mutable_limits()->set_max_tokens(window);
+  }
+  const uint32_t vocabulary = model.vocabulary();
+  if (vocabulary > 0 && request->sampling().top_k() > vocabulary) {
+    request->mutable_sampling()->set_top_k(0);
+  }
+}
+
+bool ContinuesAnswer(const v1::Messages& messages) {
+  return !messages.messages().empty() && messages.messages().rbegin()->role() == "assistant";
+}
+
 absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
                                            const HeaderOf& header) {
   Json json;
@@ -360,17 +477,19 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   OpenAiCall call;
   call.kind = kind;
   v1::GenerateRequest& request = call.request;
-  WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), Text(json, "model"));
+  WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), Text(json, "", "model"));
   if (kind == OpenAiKind::kChat) {
     WITHY_RETURN_IF_ERROR(ReadMessages(json, request.mutable_prompt()));
     WITHY_RETURN_IF_ERROR(ReadTools(json, request.mutable_prompt()->mutable_messages()));
   } else {
-    WITHY_RETURN_IF_ERROR(ReadPrompt(json, request.mutable_prompt()));
+    WITHY_RETURN_IF_ERROR(ReadPrompt(json, &call));
     WITHY_RETURN_IF_ERROR(NotEmpty(json, "suffix", "leave it out"));
     WITHY_RETURN_IF_ERROR(Only(json, "best_of", 1));
     WITHY_ASSIGN_OR_RETURN(call.echo, Flag(json, "echo"));
   }
-  WITHY_RETURN_IF_ERROR(ReadLimits(kind, json, request.mutable_limits()));
+  WITHY_RETURN_IF_ERROR(ReadMaxTokens(json, &call));
+  WITHY_RETURN_IF_ERROR(ReadStop(json, request.mutable_limits()));
+  WITHY_RETURN_IF_ERROR(ReadLogprobs(kind, json, request.mutable_limits()));
   WITHY_RETURN_IF_ERROR(ReadSampling(json, request.mutable_sampling()));
   WITHY_RETURN_IF_ERROR(Only(json, "n", 1));
   WITHY_RETURN_IF_ERROR(CheckFormat(json));
@@ -380,6 +499,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
     if (!options->is_object()) return WrongType("stream_options", *options, "an object");
     WITHY_ASSIGN_OR_RETURN(call.include_usage, Flag(*options, "include_usage"));
   }
+  WITHY_RETURN_IF_ERROR(ReadOwn(json, &request));
   WITHY_RETURN_IF_ERROR(ReadHeaders(header, &request));
   return call;
 }

@@ -32,6 +32,9 @@ struct OpenAiCall {
   bool stream = false;
   bool include_usage = false;  // of a stream: one more chunk with the usage
   bool echo = false;           // of a completion: the prompt is repeated before the answer
+  bool only_echo = false;      // of such a one: no token is asked for
+  // A completion's prompt, if it was given as tokens: the request then lacks its text.
+  std::vector<int32_t> prompt_tokens;
 };
 
 // `body` is the JSON document. Headers, all optional:
@@ -42,8 +45,17 @@ struct OpenAiCall {
 //   x-withy-priority                    -10..10
 //   x-withy-context                     a context of the app: the messages continue it
 //   idempotency-key                     as GenerateRequest.request_id
-// Errors: INVALID_ARGUMENT.
+// Errors: INVALID_ARGUMENT, OUT_OF_RANGE for too many messages.
 absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
                                            const HeaderOf& header);
+// What ParseOpenAiCall says of the headers, before there is a body.
+absl::Status CheckOpenAiHeaders(const HeaderOf& header);
+
+// Limits above what the model has mean all that it has: max_tokens its window, top_k its
+// vocabulary.
+void FitToModel(const v1::ModelDescription& model, v1::GenerateRequest* request);
+
+// Whether the last message is an answer that is to go on.
+bool ContinuesAnswer(const v1::Messages& messages);
 
 }  // namespace withy::orchestrator

@@ -103,9 +103,13 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
               HasSubstr("messages[0].content[0].type is \"image_url\""));
   for (const auto& [further, named] : std::map<std::string, std::string>{
            {R"("temperature": "hot")", "temperature"},
-           {R"("max_tokens": -1)", "max_tokens"},
-           {R"("max_tokens": 0)", "max_tokens"},
-           {R"("max_tokens": 1.5)", "max_tokens"},
+           {R"("max_tokens": -2)", "max_tokens is -2"},
+           {R"("max_tokens": 0)", "max_tokens is 0"},
+           {R"("max_tokens": 1.5)", "max_tokens is 1.5"},
+           {R"("max_completion_tokens": 0)", "max_completion_tokens is 0"},
+           {R"("max_tokens": true)", "max_tokens is of type boolean"},
+           {R"("top_k": -2)", "top_k is -2"},
+           {R"("seed": 0.5)", "seed is 0.5"},
            {R"("stop": 5)", "stop"},
            {R"("stop": [5])", "stop"},
            {R"("n": 2)", "n is 2"},
@@ -130,6 +134,65 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
   EXPECT_THAT(error(Chat(""), {{"x-slo-ttft-ms", "nan"}}), HasSubstr("x-slo-ttft-ms"));
   EXPECT_THAT(error(Chat(""), {{"x-slo-ttft-ratio", "2"}}), HasSubstr("x-slo-ttft-ratio"));
   EXPECT_THAT(error(Chat(""), {{"x-withy-speculation", "all"}}), HasSubstr("lookup"));
+}
+
+// What clients send for "none", "all" and "no limit", and how some languages write whole numbers.
+TEST(OpenAiRequestTest, UsualDefaultsAreTaken) {
+  const auto request = [](const std::string& further) {
+    const auto call = ParseChat(Chat(further));
+    EXPECT_TRUE(call.ok()) << further << ": " << call.status();
+    return call.ok() ? call->request : v1::GenerateRequest();
+  };
+  EXPECT_EQ(request(R"("max_tokens": 4.0)").limits().max_tokens(), 4u);
+  for (const char* no_limit : {"-1", "-1.0", "4294967296", "1e30", "99999999999999999999999"}) {
+    EXPECT_EQ(request(absl::StrCat("\"max_tokens\": ", no_limit)).limits().max_tokens(), UINT32_MAX)
+        << no_limit;
+  }
+  EXPECT_EQ(request(R"("max_tokens": null, "max_completion_tokens": 7)").limits().max_tokens(), 7u);
+  EXPECT_EQ(request(R"("top_k": -1)").sampling().top_k(), 0u);
+  EXPECT_EQ(request(R"("top_k": 40.0)").sampling().top_k(), 40u);
+  EXPECT_GT(request(R"("top_p": 0)").sampling().top_p(), 0);
+  EXPECT_EQ(request(R"("stop": "")").limits().stop_size(), 0);
+  EXPECT_EQ(request(R"("stop": ["", null, "x"])").limits().stop_size(), 1);
+  EXPECT_FALSE(request(R"("logprobs": false, "top_logprobs": 0)").limits().has_logprobs());
+  request(R"("functions": [], "logit_bias": {}, "response_format": {}, "n": 1.0, "tools": [])");
+  request(R"("stop": null, "seed": null, "temperature": null, "tool_choice": null)");
+  for (const char* prompt : {R"("suffix": "")", R"("suffix": null)", R"("logprobs": false)"}) {
+    EXPECT_TRUE(
+        ParseChat(absl::StrCat(R"({"prompt": "a", )", prompt, "}"), {}, OpenAiKind::kCompletion)
+            .ok())
+        << prompt;
+  }
+  EXPECT_FALSE(ParseChat(R"({"prompt": "a", "suffix": "b"})", {}, OpenAiKind::kCompletion).ok());
+}
+
+// JavaScript reads every number as a double: what it reads, and sends again, is the same seed.
+TEST(OpenAiRequestTest, SeedsAreTheSameAsDoubles) {
+  const auto seed = [](const std::string& text) {
+    return ParseChat(Chat("\"seed\": " + text))->request.sampling().seed();
+  };
+  EXPECT_EQ(seed("1.0"), 1u);
+  EXPECT_EQ(seed("0"), 0u);
+  for (const char* text : {"18446744073709551615", "1.8446744073709552e19", "-1", "-7.0",
+                           "9007199254740993", "1e300"}) {
+    const uint64_t once = seed(text);
+    EXPECT_EQ(static_cast<uint64_t>(static_cast<double>(once)), once) << text;
+    EXPECT_EQ(seed(absl::StrCat(once)), once) << text;
+  }
+}
+
+TEST(OpenAiRequestTest, LimitsAboveTheModelsMeanAllOfIt) {
+  v1::ModelDescription model;
+  model.set_context_length(100);
+  model.set_vocabulary(50);
+  auto call = ParseChat(Chat(R"("max_tokens": -1, "top_k": 60)"));
+  FitToModel(model, &call->request);
+  EXPECT_EQ(call->request.limits().max_tokens(), 100u);
+  EXPECT_EQ(call->request.sampling().top_k(), 0u);
+  call = ParseChat(Chat(R"("max_tokens": 99, "top_k": 50)"));
+  FitToModel(model, &call->request);
+  EXPECT_EQ(call->request.limits().max_tokens(), 99u);
+  EXPECT_EQ(call->request.sampling().top_k(), 50u);
 }
 
 // A document of 100,000 levels neither crashes the parser nor whoever looks at what it made.
@@ -198,6 +261,21 @@ TEST(OpenAiRequestTest, ACompletionIsRawText) {
   EXPECT_EQ(call->request.prompt().text(), "once");
   EXPECT_TRUE(call->request.limits().has_logprobs());
   EXPECT_TRUE(call->echo);
+  EXPECT_TRUE(
+      ParseChat(R"({"prompt": "a", "echo": true, "max_tokens": 0})", {}, OpenAiKind::kCompletion)
+          ->only_echo);
+  EXPECT_FALSE(ParseChat(R"({"prompt": "a", "max_tokens": 0})", {}, OpenAiKind::kCompletion).ok());
+  for (const char* tokens : {"[5, 6]", "[[5, 6]]"}) {
+    const auto given =
+        ParseChat(absl::StrCat(R"({"prompt": )", tokens, "}"), {}, OpenAiKind::kCompletion);
+    ASSERT_TRUE(given.ok()) << given.status();
+    EXPECT_EQ(given->prompt_tokens, (std::vector<int32_t>{5, 6}));
+  }
+  for (const char* wrong : {"[]", "[[]]", "[-1]", "[1.5]", "[1, \"a\"]", "[[1], [2]]", "{}"}) {
+    EXPECT_FALSE(
+        ParseChat(absl::StrCat(R"({"prompt": )", wrong, "}"), {}, OpenAiKind::kCompletion).ok())
+        << wrong;
+  }
   EXPECT_FALSE(ParseChat(R"({"prompt": ["a", "b"]})", {}, OpenAiKind::kCompletion).ok());
 }
 
@@ -357,6 +435,84 @@ TEST(OpenAiAnswerTest, AStreamHoldsBackWhatMayBeACall) {
   }
 }
 
+v1::GenerateResponse StartedInThought(bool begun) {
+  v1::GenerateResponse event = Started();
+  event.mutable_started()->set_answer_begins_in_thought(begun);
+  return event;
+}
+
+// Whoever began the thought, it stands apart from the answer, whole and as a stream.
+TEST(OpenAiAnswerTest, ThoughtsAreNoContent) {
+  const auto call = ParseChat(Chat(absl::StrCat(R"("stream": true, "tools": )", kTools)));
+  for (const bool begun : {true, false}) {
+    for (const bool calls : {true, false}) {
+      const std::string said = calls ? "" : "Yes.";
+      const std::string text = absl::StrCat(begun ? "Hm, <b>.\n" : "<think>\nHm, <b>.\n",
+                                            "</think>\n\n", calls ? kCallText + 10 : said);
+      OpenAiAnswer answer(*call, 1);
+      answer.OnEvent(StartedInThought(begun));
+      std::string thought, content;
+      const auto take = [&](const v1::GenerateResponse& event) {
+        for (const std::string& document : answer.OnEvent(event)) {
+          if (document == "[DONE]") continue;
+          const json delta = json::parse(document)["choices"][0]["delta"];
+          thought += delta.value("reasoning_content", "");
+          content += delta.value("content", "");
+        }
+      };
+      for (const char c : text) take(Delta(std::string(1, c)));
+      EXPECT_EQ(thought, "Hm, <b>.");
+      take(calls ? FinishedWithCall(text) : Finished(text, v1::FINISH_REASON_END_OF_TURN));
+      EXPECT_EQ(thought, "Hm, <b>.");
+      EXPECT_EQ(content, said);
+      const json message = json::parse(answer.Document())["choices"][0]["message"];
+      EXPECT_EQ(message["reasoning_content"], thought);
+      EXPECT_EQ(message["content"], calls ? json(nullptr) : json(said));
+      EXPECT_EQ(answer.Said().content(), said);
+    }
+  }
+  const auto plain = ParseChat(Chat(""));
+  OpenAiAnswer cut(*plain, 1);
+  cut.OnEvent(StartedInThought(true));
+  cut.OnEvent(Delta("Let me"));
+  cut.OnEvent(Finished("Let me", v1::FINISH_REASON_MAX_TOKENS));
+  json message = json::parse(cut.Document())["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "Let me");
+  EXPECT_EQ(message["content"], "");
+  OpenAiAnswer none(*plain, 1);
+  none.OnEvent(StartedInThought(false));
+  none.OnEvent(Finished("Yes.", v1::FINISH_REASON_END_OF_TURN));
+  message = json::parse(none.Document())["choices"][0]["message"];
+  EXPECT_FALSE(message.contains("reasoning_content"));
+}
+
+TEST(OpenAiAnswerTest, TokensOfAPromptAreCountedInCharacters) {
+  CharacterCounter counter;
+  for (const auto& [bytes, before] : std::vector<std::pair<std::string, size_t>>{{"a", 0},
+                                                                                 {"\xe2", 1},
+                                                                                 {"\x82\xac", 1},
+                                                                                 {"\xf0\x9f", 2},
+                                                                                 {"\x98", 2},
+                                                                                 {"\x80z", 2},
+                                                                                 {"b", 4}}) {
+    EXPECT_EQ(counter.whole(), before);
+    counter.Add(bytes);
+  }
+  v1::Token scored;
+  scored.set_text("lo");
+  scored.set_logprob(-1);
+  const auto lacking = EchoedTokens("hello", {scored});
+  ASSERT_EQ(lacking.size(), 2u);
+  EXPECT_EQ(lacking[0].text(), "hel");
+  EXPECT_FALSE(lacking[0].has_logprob());
+  EXPECT_TRUE(lacking[1].has_logprob());
+  scored.set_text(" hello");
+  const auto spaced = EchoedTokens("hello", {scored});
+  ASSERT_EQ(spaced.size(), 1u);
+  EXPECT_EQ(spaced[0].text(), "hello");
+  EXPECT_FALSE(spaced[0].has_logprob()) << "the first token has none";
+}
+
 TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   const auto call =
       ParseChat(R"({"prompt": "Say ", "logprobs": 1, "echo": true})", {}, OpenAiKind::kCompletion);
@@ -367,18 +523,7 @@ TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   EXPECT_EQ(document["object"], "text_completion");
   EXPECT_EQ(document["choices"][0]["text"], "Say Hello");
   EXPECT_EQ(document["choices"][0]["logprobs"]["text_offset"], json::array({0, 2}));
-}
-
-TEST(OpenAiAnswerTest, ErrorsAreInOpenAisForm) {
-  const json error = json::parse(OpenAiError(absl::OutOfRangeError("too long")));
-  EXPECT_EQ(error["error"]["message"], "too long");
-  EXPECT_EQ(error["error"]["type"], "invalid_request_error");
-  EXPECT_EQ(error["error"]["code"], "context_length_exceeded");
-  EXPECT_EQ(HttpStatusOf(absl::OutOfRangeError("")), 400);
-  EXPECT_EQ(HttpStatusOf(absl::UnauthenticatedError("")), 401);
-  EXPECT_EQ(HttpStatusOf(absl::ResourceExhaustedError("")), 429);
-  EXPECT_EQ(HttpStatusOf(absl::UnavailableError("")), 503);
-  EXPECT_EQ(HttpStatusOf(absl::InternalError("")), 500);
+  // The prompt's own tokens come from a score.
 }
 
 TEST(ConversationTest, ADigestStandsForRolesAndContents) {

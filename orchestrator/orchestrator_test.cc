@@ -141,7 +141,7 @@ TEST(OrchestratorTest, ATokenIsRequiredAndRememberedForAMoment) {
 TEST(OrchestratorTest, ARequestBeyondEveryLimitIsNotRead) {
   Board board;
   EXPECT_EQ(board.Generate(Ask(std::string(2 << 20, 'x'))).status.error_code(),
-            StatusCode::INVALID_ARGUMENT);
+            StatusCode::OUT_OF_RANGE);
   EXPECT_EQ(board.Generate(Ask(std::string(5 << 20, 'x'))).status.error_code(),
             StatusCode::RESOURCE_EXHAUSTED);
 }

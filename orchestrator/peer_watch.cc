@@ -1,65 +1,13 @@
 #include "orchestrator/peer_watch.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/strip.h"
-
 namespace withy::orchestrator {
-namespace {
-
-struct Endpoint {
-  std::string address;
-  int port = -1;
-};
-
-Endpoint EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  char text[INET6_ADDRSTRLEN] = "";
-  if (name(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return {};
-  if (storage.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(storage);
-    inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
-    return {text, ntohs(v4.sin_port)};
-  }
-  if (storage.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(storage);
-    inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
-    return {text, ntohs(v6.sin6_port)};
-  }
-  return {};
-}
-
-absl::string_view Plain(absl::string_view address) {
-  absl::ConsumePrefix(&address, "::ffff:");
-  return address;
-}
-
-}  // namespace
-
-int FindSocket(const std::string& address, int peer_port, int own_port) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    int fd = -1;
-    if (!absl::SimpleAtoi(entry.path().filename().string(), &fd)) continue;
-    const Endpoint peer = EndpointOf(fd, getpeername);
-    if (peer.port != peer_port || Plain(peer.address) != Plain(address)) continue;
-    if (EndpointOf(fd, getsockname).port == own_port) return fd;
-  }
-  return -1;
-}
-
 PeerWatch::PeerWatch()
     : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { Loop(); }) {}
 
@@ -74,11 +22,14 @@ PeerWatch::~PeerWatch() {
 
 uint64_t PeerWatch::Enter(int fd, std::shared_ptr<CallControl> control) {
   uint64_t entry = 0;
+  bool cancelled = false;
   {
     absl::MutexLock lock(&mutex_);
     entry = ++last_;
-    watched_.emplace(entry, Watched{fd, std::move(control)});
+    cancelled = cancels_all_;
+    watched_.emplace(entry, Watched{fd, control});
   }
+  if (cancelled) control->Cancel();
   Wake();
   return entry;
 }
@@ -97,6 +48,7 @@ void PeerWatch::CancelAll() {
   std::vector<std::shared_ptr<CallControl>> controls;
   {
     absl::MutexLock lock(&mutex_);
+    cancels_all_ = true;
     for (const auto& [entry, watched] : watched_) controls.push_back(watched.control);
   }
   for (const auto& control : controls) control->Cancel();
@@ -115,7 +67,7 @@ void PeerWatch::Loop() {
       absl::MutexLock lock(&mutex_);
       if (ends_) return;
       for (const auto& [entry, watched] : watched_) {
-        if (watched.fd < 0) continue;
+        if (watched.fd < 0) continue;  // its peer has left
         polled.push_back({watched.fd, POLLRDHUP, 0});
         entries.push_back(entry);
       }

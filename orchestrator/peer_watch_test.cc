@@ -23,24 +23,12 @@ struct Connection {
     EXPECT_EQ(bind(listener.get(), name, length), 0);
     EXPECT_EQ(listen(listener.get(), 1), 0);
     EXPECT_EQ(getsockname(listener.get(), name, &length), 0);
-    own_port = ntohs(address.sin_port);
     client.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(connect(client.get(), name, length), 0);
     server.Reset(accept(listener.get(), nullptr, nullptr));
-    EXPECT_EQ(getsockname(client.get(), name, &length), 0);
-    peer_port = ntohs(address.sin_port);
   }
   UniqueFd client, server;
-  int own_port = 0, peer_port = 0;
 };
-
-TEST(PeerWatchTest, ASocketIsFoundByItsPeer) {
-  const Connection first, second;
-  EXPECT_EQ(FindSocket("127.0.0.1", first.peer_port, first.own_port), first.server.get());
-  EXPECT_EQ(FindSocket("::ffff:127.0.0.1", second.peer_port, second.own_port), second.server.get());
-  EXPECT_EQ(FindSocket("127.0.0.2", first.peer_port, first.own_port), -1);
-  EXPECT_EQ(FindSocket("127.0.0.1", first.peer_port, second.own_port), -1);
-}
 
 TEST(PeerWatchTest, TheCallOfAPeerThatLeftIsCancelled) {
   Connection leaves, stays;
@@ -61,11 +49,15 @@ TEST(PeerWatchTest, TheCallOfAPeerThatLeftIsCancelled) {
 }
 
 TEST(PeerWatchTest, AllAreCancelledAtTheEnd) {
+  const Connection first, second;
   PeerWatch watch;
   const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
-  watch.Enter(-1, control);
+  watch.Enter(first.server.get(), control);
   watch.CancelAll();
   EXPECT_TRUE(control->cancelled());
+  const auto late = std::make_shared<CallControl>(absl::InfiniteFuture());
+  watch.Enter(second.server.get(), late);
+  EXPECT_TRUE(late->cancelled());
 }
 
 }  // namespace

@@ -3,14 +3,15 @@
 #include <grpcpp/impl/service_type.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/executor.h"
 #include "base/status.h"
-#include "orchestrator/executor.h"
 #include "orchestrator/gateway.h"
 #include "orchestrator/http_door.h"
 #include "orchestrator/service.h"
@@ -23,6 +24,9 @@ namespace {
 
 constexpr size_t kShortThreads = 8;
 constexpr size_t kShortQueue = 512;
+// Beside those of calls that are admitted: for models, and for calls that are refused.
+constexpr uint32_t kHttpThreads = 8;
+constexpr uint32_t kMaxHttpCalls = 1024;
 // A task that no thread took for so long means that the threads hang.
 constexpr int64_t kStallNs = 60 * kNanosPerSecond;
 // For the last messages of calls that have ended; what still runs then is cancelled.
@@ -52,8 +56,12 @@ class Orchestrator final : public rpc::Process {
                                      .answers = &answers_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
     if (!config.orchestrator().http_listen().empty()) {
-      WITHY_ASSIGN_OR_RETURN(http_, HttpDoor::Start({.listen = config.orchestrator().http_listen()},
-                                                    gateway_, Clock::Real()));
+      const auto& origins = config.orchestrator().http_web_origins();
+      const HttpDoorOptions door{
+          .listen = config.orchestrator().http_listen(),
+          .threads = std::min(config.orchestrator().queue_limit(), kMaxHttpCalls) + kHttpThreads,
+          .web_origins = {origins.begin(), origins.end()}};
+      WITHY_ASSIGN_OR_RETURN(http_, HttpDoor::Start(door, gateway_, Clock::Real()));
       spdlog::info("OpenAI-compatible API on http://{}/v1", http_->address());
     }
     server_->SetServing(true);

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/chat/template.h"
@@ -33,8 +36,12 @@ class PromptCounter {
   // never. Errors: INVALID_ARGUMENT, CANCELLED.
   absl::StatusOr<v1::TokenizeResponse> Count(const v1::TokenizeRequest& request,
                                              const engine::CancelCheck* cancelled = nullptr) const;
+  // The raw text that these tokens are the prompt of, with or without the token that begins a text.
+  // Errors: INVALID_ARGUMENT if the tokenizer makes other tokens of their text.
+  absl::StatusOr<std::string> TextOf(std::span<const int32_t> ids) const;
 
  private:
+  std::vector<int32_t> Encode(const std::string& text) const;
   PromptCounter(std::unique_ptr<engine::Tokenizer> tokenizer, engine::ChatTemplate chat);
 
   const std::unique_ptr<engine::Tokenizer> tokenizer_;

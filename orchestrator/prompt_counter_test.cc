@@ -68,6 +68,21 @@ TEST_F(PromptCounterTest, CountsAsTheWorkerWould) {
   EXPECT_EQ(counter->Count({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(PromptCounterTest, TokensStandForTheirTextOrAreRefused) {
+  const auto counter = PromptCounter::Open(config_);
+  ASSERT_NE(counter, nullptr);
+  const std::vector<int32_t> ids = chat_.tokenizer->Encode("all well");
+  ASSERT_EQ(ids.size(), 6u);
+  const auto text = counter->TextOf(ids);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(*text, "all well");
+  // "ll" is one token.
+  const std::vector<int32_t> other = {'l', 'l'};
+  EXPECT_THAT(std::string(counter->TextOf(other).status().message()), HasSubstr("send the text"));
+  const std::vector<int32_t> none = {1 << 30};
+  EXPECT_THAT(std::string(counter->TextOf(none).status().message()), HasSubstr("1073741824"));
+}
+
 TEST_F(PromptCounterTest, ACallThatIsOverIsNotCounted) {
   const auto counter = PromptCounter::Open(config_);
   ASSERT_NE(counter, nullptr);

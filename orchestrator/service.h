@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "orchestrator/executor.h"
+#include "base/executor.h"
 #include "orchestrator/gateway.h"
 #include "rpc/open_streams.h"
 

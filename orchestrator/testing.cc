@@ -70,6 +70,7 @@ Status FakeStore::CreateContext(grpc::ServerContext*, const v1::StoreCreateConte
                                 v1::CreateContextResponse* response) {
   {
     const std::lock_guard lock(mutex_);
+    created_.push_back(*request);
     if (refuses_contexts_)
       return {StatusCode::RESOURCE_EXHAUSTED, "the app has 5 contexts; the limit is 5"};
   }
@@ -101,6 +102,11 @@ void FakeStore::Keep(const std::string& request_id, const std::string& digest,
 int FakeStore::authentications() const {
   const std::lock_guard lock(mutex_);
   return authentications_;
+}
+
+std::vector<v1::StoreCreateContextRequest> FakeStore::created() const {
+  const std::lock_guard lock(mutex_);
+  return created_;
 }
 
 void FakeStore::RefuseContexts() {
@@ -269,6 +275,14 @@ Status FakeWorker::Score(grpc::ServerContext* context, const v1::ScoreRequest* r
       changed_.notify_all();
       return {StatusCode::CANCELLED, "cancelled"};
     }
+  }
+  for (size_t i = 1; request->report_tokens() && i < request->text().size(); ++i) {
+    v1::Token& token = *response.add_tokens();
+    token.set_text(request->text().substr(i, 1));
+    token.set_logprob(-1);
+    if (request->logprobs() == 0) continue;
+    token.add_alternatives()->set_text("e");
+    token.mutable_alternatives(0)->set_logprob(-0.5);
   }
   response.set_progress(1);
   response.mutable_result()->set_tokens(static_cast<uint32_t>(request->text().size()));

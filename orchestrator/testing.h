@@ -49,6 +49,8 @@ class FakeStore final : public v1::ContextStore::Service {
   void Keep(const std::string& request_id, const std::string& digest,
             const v1::StoredResult& result);
   int authentications() const;
+  // Every CreateContext.
+  std::vector<v1::StoreCreateContextRequest> created() const;
   // CreateContext is refused from now on, as over the app's limit.
   void RefuseContexts();
 
@@ -57,6 +59,7 @@ class FakeStore final : public v1::ContextStore::Service {
   std::map<std::string, std::pair<std::string, v1::StoredResult>>
       results_;  // by request_id: digest, result
   int authentications_ = 0;
+  std::vector<v1::StoreCreateContextRequest> created_;
   bool refuses_contexts_ = false;
 };
 
@@ -89,7 +92,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
     return grpc::Status::OK;
   }
 
-  // Scores a token a byte, each at -1. A text that begins with "hold" is scored by Release().
+  // Scores a token a byte but the first, each at -1; the likeliest is "e". A text that begins with
+  // "hold" is scored by Release().
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
                      grpc::ServerWriter<v1::ScoreResponse>* writer) override;
 

@@ -47,6 +47,14 @@ absl::StatusOr<v1::TokenizeResponse> TokenCounter::CountCall(
   return backends_.Tokenize(lane, count, deadline, over);
 }
 
+absl::StatusOr<std::string> TokenCounter::TextOf(const v1::GetWorkerInfoResponse& worker,
+                                                 std::span<const int32_t> ids) const {
+  if (counter_ != nullptr && counter_->Fits(worker)) return counter_->TextOf(ids);
+  return absl::UnimplementedError(
+      "prompt: tokens are only taken for the target, where the orchestrator can read its file: "
+      "send the text");
+}
+
 absl::StatusOr<v1::CountTokensResponse> TokenCounter::CountTokens(
     const std::string& app_id, const v1::CountTokensRequest& request, absl::Time deadline,
     const engine::CancelCheck& over) {

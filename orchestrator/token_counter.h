@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -40,6 +41,10 @@ class TokenCounter {
                                                       const v1::CountTokensRequest& request,
                                                       absl::Time deadline,
                                                       const engine::CancelCheck& over);
+  // The raw text of a prompt that is given as tokens. `worker` runs it. Errors: as
+  // PromptCounter::TextOf; UNIMPLEMENTED where the worker's file cannot be read here.
+  absl::StatusOr<std::string> TextOf(const v1::GetWorkerInfoResponse& worker,
+                                     std::span<const int32_t> ids) const;
 
  private:
   Backends& backends_;

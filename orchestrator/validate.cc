@@ -18,6 +18,12 @@ absl::Status Invalid(const Args&... args) {
   return absl::InvalidArgumentError(absl::StrCat(args...));
 }
 
+// Longer than any window, so that nobody has to count its tokens.
+template <typename... Args>
+absl::Status TooLong(const Args&... args) {
+  return absl::OutOfRangeError(absl::StrCat(args...));
+}
+
 absl::Status CheckText(const std::string& field, const std::string& text) {
   const size_t bad = FindInvalidUtf8(text);
   if (bad == std::string_view::npos) return absl::OkStatus();
@@ -66,7 +72,7 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
     return Invalid("prompt.messages is empty: give at least one message");
   }
   if (prompt.messages_size() > kMaxMessages) {
-    return Invalid("prompt.messages has ", prompt.messages_size(), " entries: at most ",
+    return TooLong("prompt.messages has ", prompt.messages_size(), " entries: at most ",
                    kMaxMessages, "; keep the conversation in a context instead");
   }
   WITHY_RETURN_IF_ERROR(ValidateTools(prompt));
@@ -87,19 +93,14 @@ absl::Status CheckMessages(const v1::Messages& prompt) {
     for (const v1::ToolCall& call : message.tool_calls()) bytes += call.arguments_json().size();
   }
   if (bytes > kMaxPromptBytes) {
-    return Invalid("prompt.messages hold ", bytes, " bytes: at most ", kMaxPromptBytes,
+    return TooLong("prompt.messages hold ", bytes, " bytes: at most ", kMaxPromptBytes,
                    "; shorten the prompt");
   }
   const v1::Message& last = prompt.messages(prompt.messages_size() - 1);
-  if (last.role() == "assistant") {
-    return Invalid(
-        "prompt.messages ends with an assistant message: the last one must be what is to be "
-        "answered");
-  }
-  // A tool may have nothing to say.
-  if (last.content().empty() && last.role() != "tool") {
+  if (last.tool_calls_size() > 0) {
     return Invalid("prompt.messages[", prompt.messages_size() - 1,
-                   "].content is empty: there is nothing to answer");
+                   "].tool_calls is set in the last message: its results are missing, give them in "
+                   "messages of the role tool");
   }
   return absl::OkStatus();
 }
@@ -209,7 +210,11 @@ absl::Status ValidatePrompt(const v1::Prompt& prompt) {
   switch (prompt.form_case()) {
     case v1::Prompt::kText:
       if (prompt.text().empty()) return Invalid("prompt.text is empty: there is nothing to answer");
-      WITHY_RETURN_IF_ERROR(CheckBytes("prompt.text", prompt.text(), kMaxPromptBytes));
+      if (prompt.text().size() > kMaxPromptBytes) {
+        return TooLong("prompt.text is ", prompt.text().size(), " bytes long: at most ",
+                       kMaxPromptBytes, "; shorten it");
+      }
+      WITHY_RETURN_IF_ERROR(CheckText("prompt.text", prompt.text()));
       return CheckSpans("prompt.fixed", prompt.text(), prompt.fixed());
     case v1::Prompt::kMessages:
       return CheckMessages(prompt.messages());
@@ -262,6 +267,14 @@ absl::Status ValidateCancel(const v1::CancelRequest& request) {
 absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
   if (!request.context_id().empty()) WITHY_RETURN_IF_ERROR(ValidateContextId(request.context_id()));
   WITHY_RETURN_IF_ERROR(ValidatePrompt(request.prompt()));
+  const auto& messages = request.prompt().messages().messages();
+  if (!request.context_id().empty() && !messages.empty() &&
+      messages.rbegin()->role() == "assistant") {
+    return Invalid(
+        "prompt.messages ends with an assistant message, and context_id is set: an "
+        "answer that is to go on must be in a stateless call, with the conversation "
+        "before it");
+  }
   WITHY_RETURN_IF_ERROR(CheckSlo(request.slo()));
   WITHY_RETURN_IF_ERROR(CheckSampling(request.sampling()));
   WITHY_RETURN_IF_ERROR(CheckLimits(request.limits()));

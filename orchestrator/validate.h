@@ -3,7 +3,7 @@
 // met.
 //
 // Every error names the field, its value, the limit and what to do. Codes: INVALID_ARGUMENT unless
-// said otherwise.
+// said otherwise; a prompt that is longer than any window is OUT_OF_RANGE.
 #pragma once
 
 #include <cstdint>

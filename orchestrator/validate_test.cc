@@ -49,12 +49,31 @@ const BadCase kBadCases[] = {
     {"no messages", [](auto& r) { r.mutable_prompt()->mutable_messages()->clear_messages(); },
      "prompt.messages"},
     {"role", [](auto& r) { Last(r).set_role("robot"); }, "prompt.messages[0].role"},
-    {"empty content", [](auto& r) { Last(r).set_content(""); }, "content"},
-    {"answer last", [](auto& r) { Last(r).set_role("assistant"); }, "assistant"},
+    {"call last",
+     [](auto& r) {
+       Last(r).set_role("assistant");
+       Last(r).add_tool_calls()->set_name("f");
+     },
+     "results are missing"},
     {"bad utf-8", [](auto& r) { Last(r).set_content("a\xff"); }, "byte 1"},
     {"huge text",
      [](auto& r) { r.mutable_prompt()->set_text(std::string(kMaxPromptBytes + 1, 'a')); },
-     "prompt.text"},
+     "prompt.text", absl::StatusCode::kOutOfRange},
+    {"huge messages", [](auto& r) { Last(r).set_content(std::string(kMaxPromptBytes + 1, 'a')); },
+     "prompt.messages", absl::StatusCode::kOutOfRange},
+    {"many messages",
+     [](auto& r) {
+       for (int i = 0; i < kMaxMessages; ++i) {
+         *r.mutable_prompt()->mutable_messages()->add_messages() = Last(r);
+       }
+     },
+     "prompt.messages", absl::StatusCode::kOutOfRange},
+    {"answer goes on in a context",
+     [](auto& r) {
+       Last(r).set_role("assistant");
+       r.set_context_id("c");
+     },
+     "context_id"},
     {"span reversed", [](auto& r) { AddSpan(r, 2, 1); }, "fixed[0]"},
     {"span empty", [](auto& r) { AddSpan(r, 1, 1); }, "fixed[0]"},
     {"span outside", [](auto& r) { AddSpan(r, 1, 99); }, "fixed[0]"},
@@ -121,6 +140,16 @@ const BadCase kBadCases[] = {
     {"schema", [](auto& r) { r.mutable_output_schema()->set_json_schema("{}"); }, "output_schema",
      absl::StatusCode::kUnimplemented},
 };
+
+// An empty question, and an answer that is to go on.
+TEST(ValidateTest, TheLastMessageMayBeEmptyOrAnAnswer) {
+  v1::GenerateRequest request = Good();
+  Last(request).clear_content();
+  EXPECT_EQ(ValidateGenerate(request), absl::OkStatus());
+  request = Good();
+  Last(request).set_role("assistant");
+  EXPECT_EQ(ValidateGenerate(request), absl::OkStatus());
+}
 
 TEST(ValidateTest, EveryBadFieldIsNamed) {
   ASSERT_TRUE(ValidateGenerate(Good()).ok()) << ValidateGenerate(Good());
@@ -289,10 +318,13 @@ TEST(ValidateTest, CallsAndResultsBelongToTheirRoles) {
   result.set_tool_call_id("i");
   EXPECT_EQ(ValidateGenerate(request), absl::OkStatus()) << "a result may be empty";
   const auto error = [&] { return std::string(ValidateGenerate(request).message()); };
-  call.set_arguments_json("[1]");
-  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].arguments_json is of type array"));
-  call.set_arguments_json("{");
-  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].arguments_json is not valid JSON"));
+  // What a model wrote wrongly is part of the conversation.
+  for (const char* malformed : {"[1]", "{", "null", "{'a': 1}"}) {
+    call.set_arguments_json(malformed);
+    EXPECT_EQ(error(), "") << malformed;
+  }
+  call.set_arguments_json("\xff");
+  EXPECT_THAT(error(), HasSubstr("messages[1].tool_calls[0].arguments_json is not valid UTF-8"));
   call.clear_arguments_json();
   EXPECT_EQ(error(), "");
   call.set_name("");

@@ -72,6 +72,14 @@ absl::Status CheckId(const std::string& field, const std::string& id) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCalledName(const std::string& field, const std::string& name) {
+  if (name.empty() || name.size() > kMaxCalledNameBytes) {
+    return WrongTool(field, " is ", name.size(), " bytes long: must be 1 to ", kMaxCalledNameBytes);
+  }
+  if (FindInvalidUtf8(name) == std::string_view::npos) return absl::OkStatus();
+  return WrongTool(field, " is not valid UTF-8: convert it");
+}
+
 }  // namespace
 
 absl::Status ValidateTools(const v1::Messages& prompt) {
@@ -113,14 +121,10 @@ absl::Status ValidateCalls(const v1::Message& message, int index) {
     const v1::ToolCall& call = message.tool_calls(i);
     const std::string name = absl::StrCat(field, ".tool_calls[", i, "]");
     WITHY_RETURN_IF_ERROR(CheckId(name + ".id", call.id()));
-    WITHY_RETURN_IF_ERROR(CheckToolName(name + ".name", call.name()));
-    if (call.arguments_json().empty()) continue;
-    Json arguments;
-    WITHY_RETURN_IF_ERROR(
-        ReadJson(name + ".arguments_json", call.arguments_json(), kMaxPromptBytes, &arguments));
-    if (!arguments.is_object()) {
-      return WrongTool(name, ".arguments_json is of type ", arguments.type_name(),
-                       ": must be an object");
+    // What a model wrote is said as it is: a wrong call must not end the conversation for good.
+    WITHY_RETURN_IF_ERROR(CheckCalledName(name + ".name", call.name()));
+    if (FindInvalidUtf8(call.arguments_json()) != std::string_view::npos) {
+      return WrongTool(name, ".arguments_json is not valid UTF-8: convert it");
     }
   }
   WITHY_RETURN_IF_ERROR(CheckId(field + ".tool_call_id", message.tool_call_id()));
@@ -129,7 +133,7 @@ absl::Status ValidateCalls(const v1::Message& message, int index) {
                      ": only a tool's result answers a call");
   }
   if (message.name().empty()) return absl::OkStatus();
-  return CheckToolName(field + ".name", message.name());
+  return CheckCalledName(field + ".name", message.name());
 }
 
 }  // namespace withy::orchestrator

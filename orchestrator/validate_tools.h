@@ -13,6 +13,7 @@ inline constexpr size_t kMaxToolsBytes = 256 << 10;
 inline constexpr size_t kMaxTools = 256;
 inline constexpr size_t kMaxTemplateArgumentsBytes = 16 << 10;
 inline constexpr int kMaxCallsOfMessage = 64;
+inline constexpr size_t kMaxCalledNameBytes = 256;
 
 // Messages.tools_json and .template_arguments_json. Errors: INVALID_ARGUMENT naming the field, and
 // the tool.

@@ -3,8 +3,8 @@
 // one. So no client can block another. Neighbours: exporter.h and live_json.h make the pages. No
 // keep-alive, compression or TLS.
 //
-// A server with one thread per connection, such as civetweb, cannot guarantee that: as many silent
-// connections as threads block all others until they time out.
+// A server with one thread per connection cannot guarantee that: as many silent connections as
+// threads block all others until they time out.
 #pragma once
 
 #include <poll.h>

@@ -25,10 +25,30 @@ constexpr int64_t kStepsPerByte = 8;  // of the messages: a dozen passes over th
 struct Telling {
   bool arguments_parsed = true;  // of calls: objects, not JSON in a string
   bool empty_is_none = true;     // the content of a message that only calls
+  bool malformed_kept = true;    // arguments that are no object: as the text that they are
 };
 
+// In the order in which they are tried.
+constexpr Telling kTellings[] = {{true, true, true},   {false, true, true}, {true, false, true},
+                                 {false, false, true}, {true, true, false}, {true, false, false}};
+
+// What an object is that a model wrote wrongly: for templates that go through the arguments.
+Value MalformedArguments(const Value& text) {
+  Dict object;
+  object.Set("malformed_arguments", text);
+  return Value::Of(std::move(object));
+}
+
+// An empty text, or null, for a call without arguments.
+bool SaysNothing(std::string_view arguments) {
+  const size_t begin = arguments.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return true;
+  return arguments.substr(begin, arguments.find_last_not_of(" \t\r\n") + 1 - begin) == "null";
+}
+
 // `calls` with arguments that are JSON in a string as what they say.
-absl::StatusOr<Value> CallsFromJson(const std::string& json, int32_t source, bool parsed) {
+absl::StatusOr<Value> CallsFromJson(const std::string& json, int32_t source,
+                                    const Telling& telling) {
   WITHY_ASSIGN_OR_RETURN(const Value calls, jinja::FromJson(json, source));
   if (calls.kind() != jinja::Kind::kList) {
     return absl::InvalidArgumentError("tool_calls are not a list");
@@ -42,10 +62,15 @@ absl::StatusOr<Value> CallsFromJson(const std::string& json, int32_t source, boo
       return absl::InvalidArgumentError("tool_calls: an entry has no function.arguments");
     }
     Value changed = *arguments;
-    if (parsed && arguments->is_string()) {
-      auto object = jinja::FromJson(arguments->text().bytes(), source);
-      if (object.ok() && object->is_dict()) changed = *std::move(object);
-    } else if (!parsed && !arguments->is_string()) {
+    if (telling.arguments_parsed && arguments->is_string()) {
+      const std::string& text = arguments->text().bytes();
+      auto object = jinja::FromJson(SaysNothing(text) ? "{}" : text, source);
+      if (object.ok() && object->is_dict()) {
+        changed = *std::move(object);
+      } else if (!telling.malformed_kept) {
+        changed = MalformedArguments(*arguments);
+      }
+    } else if (!telling.arguments_parsed && !arguments->is_string()) {
       WITHY_ASSIGN_OR_RETURN(jinja::Text text, jinja::ToJson(*arguments, {}));
       changed = Value::String(std::move(text));
     }
@@ -69,7 +94,7 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, jinja::Text conte
     value.Set("content", Value::String(std::move(content)));
   }
   if (calls) {
-    auto told = CallsFromJson(message.tool_calls_json, jinja::kFromData, telling.arguments_parsed);
+    auto told = CallsFromJson(message.tool_calls_json, jinja::kFromData, telling);
     if (!told.ok()) return Annotate(told.status(), absl::StrCat("messages[", index, "]"));
     value.Set("tool_calls", *std::move(told));
   }
@@ -210,8 +235,9 @@ absl::StatusOr<FileTemplate> FileTemplate::FromText(std::string_view text,
   return made;
 }
 
-bool FileTemplate::Shows(std::span<const ChatMessage> messages, int32_t index) const {
-  const auto text = Run(messages, {.add_generation_prompt = true});
+bool FileTemplate::Shows(std::span<const ChatMessage> messages, int32_t index,
+                         std::string_view tools_json) const {
+  const auto text = Run(messages, {.add_generation_prompt = true, .tools_json = tools_json});
   if (!text.ok()) return false;
   const std::vector<jinja::Text::Piece> pieces = text->Pieces();
   return std::any_of(pieces.begin(), pieces.end(),
@@ -242,19 +268,25 @@ void FileTemplate::FindTraits() {
   result.name = kCalled;
   result.tool_call_id = "abcdefghi";
   TemplateTraits traits;
-  const auto shows = [this](std::vector<ChatMessage> chat, int32_t index) {
-    return Shows(chat, index);
-  };
+  const auto shows = [this](std::vector<ChatMessage> chat, int32_t index,
+                            std::string_view tools = "") { return Shows(chat, index, tools); };
   traits.takes_system = shows({system, user}, 0);
   traits.takes_late_system = shows({user, answer, system, user}, 2);
   traits.takes_developer = shows({developer, user}, 0);
-  traits.takes_tool = shows({user, answer, result}, 2) || shows({user, calls, result}, 2);
   traits.takes_tools = ShowsText(std::vector{user}, kTools, kTool) ||
                        ShowsText(std::vector{system, user}, kTools, kTool);
-  result.name.clear();  // which templates may show, too
-  traits.takes_calls = ShowsText(std::vector{user, calls}, "", kCalled) ||
-                       ShowsText(std::vector{user, calls, result}, "", kCalled) ||
-                       ShowsText(std::vector{user, calls, result}, kTools, kCalled);
+  // With tools another template may be chosen. It may show the names of results, too, which are
+  // those of the calls; here they differ.
+  for (const std::string_view tools : {std::string_view(), std::string_view(kTools)}) {
+    traits.takes_tool = traits.takes_tool || shows({user, answer, result}, 2, tools) ||
+                        shows({user, calls, result}, 2, tools);
+    result.name = "look_elsewhere";
+    traits.takes_calls = traits.takes_calls ||
+                         ShowsText(std::vector{user, calls}, tools, kCalled) ||
+                         ShowsText(std::vector{user, calls, result}, tools, kCalled);
+    result.name = kCalled;
+    if (tools.empty()) main_takes_calls_ = traits.takes_calls;
+  }
   traits.alternates = !shows({user, user}, 1);
   traits_ = traits;
 }
@@ -286,18 +318,26 @@ absl::StatusOr<jinja::Text> FileTemplate::Run(std::span<const ChatMessage> messa
     calls = calls || !message.tool_calls_json.empty();
   }
   render.max_steps = kBaseSteps + kStepsPerByte * static_cast<int64_t>(bytes);
-  const jinja::Template& chosen = !tools.is_none() && tool_use_ ? *tool_use_ : main_;
-  absl::Status first_failure;
-  for (const Telling& telling :
-       {Telling{true, true}, Telling{false, true}, Telling{true, false}, Telling{false, false}}) {
-    WITHY_ASSIGN_OR_RETURN(Value told, MessageValues(messages, !traits_.takes_system, telling));
-    globals.Set("messages", std::move(told));
-    auto text = chosen.Render(globals, render);
-    // Only a failed operation may go better with calls told otherwise.
-    if (text.ok() || !calls || !absl::IsInvalidArgument(text.status())) return text;
-    first_failure.Update(text.status());
+  const auto run = [&](const jinja::Template& chosen) -> absl::StatusOr<jinja::Text> {
+    absl::Status first_failure;
+    for (const Telling& telling : kTellings) {
+      WITHY_ASSIGN_OR_RETURN(Value told, MessageValues(messages, !traits_.takes_system, telling));
+      globals.Set("messages", std::move(told));
+      auto text = chosen.Render(globals, render);
+      // Only a failed operation may go better with calls told otherwise.
+      if (text.ok() || !calls || !absl::IsInvalidArgument(text.status())) return text;
+      first_failure.Update(text.status());
+    }
+    return first_failure;
+  };
+  if (!tool_use_) return run(main_);
+  if (!tools.is_none()) return run(*tool_use_);
+  // Calls of turns before that had tools are shown by the variant that knows them.
+  if (calls && !main_takes_calls_) {
+    auto text = run(*tool_use_);
+    if (text.ok()) return text;
   }
-  return first_failure;
+  return run(main_);
 }
 
 absl::StatusOr<RenderedChat> FileTemplate::Render(std::span<const ChatMessage> messages,

@@ -61,7 +61,8 @@ class FileTemplate {
   FileTemplate(jinja::Template main, std::optional<jinja::Template> tool_use)
       : main_(std::move(main)), tool_use_(std::move(tool_use)) {}
   void FindTraits();
-  bool Shows(std::span<const ChatMessage> messages, int32_t index) const;
+  bool Shows(std::span<const ChatMessage> messages, int32_t index,
+             std::string_view tools_json = "") const;
   // Whether `text` is there; with tools, if `tools_json` has any.
   bool ShowsText(std::span<const ChatMessage> messages, std::string_view tools_json,
                  std::string_view text) const;
@@ -73,6 +74,7 @@ class FileTemplate {
   std::string bos_;
   std::string eos_;
   TemplateTraits traits_;
+  bool main_takes_calls_ = true;  // until it is known
 };
 
 }  // namespace withy::engine

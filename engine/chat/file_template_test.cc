@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/stack_left.h"
 #include "engine/chat/template.h"
 #include "engine/chat/testing.h"
+#include "engine/chat/tool_calls.h"
 #include "engine/gguf/writer.h"
 
 namespace withy::engine {
@@ -214,6 +216,62 @@ TEST(FileTemplateTest, ToolsThatNobodyShowsAreRefusedWithTheRemedy) {
   EXPECT_THAT(
       std::string(built_in.Render(std::vector{messages[0], calls}, true).status().message()),
       HasSubstr("messages[1]: tool_calls"));
+}
+
+// A plain template, and a variant for tools that wants the name of each result's tool: calls and
+// results are shown by the variant, also in a later turn that gives no tools.
+TEST(FileTemplateTest, AVariantForToolsShowsCallsAndResults) {
+  constexpr std::string_view kPlain =
+      "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+  constexpr std::string_view kNames =
+      "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+      "{% for m in messages %}[{{ m.role }}]"
+      "{% if m.role == 'tool' %}"
+      "{% if m.name is not defined %}{{ raise_exception('no name') }}{% endif %}{{ m.name }}="
+      "{% endif %}{{ m.content or '' }}"
+      "{% for call in m.tool_calls or [] %}<{{ call.function.name }}>{% endfor %}{% endfor %}";
+  const FileTemplate both = Make(kPlain, kNames);
+  EXPECT_TRUE(both.traits().takes_tools);
+  EXPECT_TRUE(both.traits().takes_calls);
+  EXPECT_TRUE(both.traits().takes_tool);
+  EXPECT_FALSE(Make(kPlain).traits().takes_calls) << "a result's name is no call";
+  ChatMessage calls = Message("assistant", "");
+  calls.tool_calls_json =
+      R"([{"id": "i", "type": "function", "function": {"name": "look", "arguments": "{}"}}])";
+  ChatMessage result = Message("tool", "a cat");
+  result.name = "look";
+  result.tool_call_id = "i";
+  const std::vector<ChatMessage> turn = {Message("user", "q"), calls, result};
+  EXPECT_THAT(TextOf(both, turn, {.tools_json = kLookTool}),
+              HasSubstr("[assistant]<look>[tool]look=a cat"));
+  EXPECT_EQ(TextOf(both, turn, {}), "[user]q[assistant]<look>[tool]look=a cat");
+  EXPECT_EQ(TextOf(both, {Message("user", "q")}, {}), "[user]q");
+}
+
+// What a model wrote wrongly is shown as it is, or within an object to templates that look inside.
+TEST(FileTemplateTest, MalformedArgumentsAreShown) {
+  const FileTemplate shows = Make(
+      "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+      "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}");
+  const FileTemplate looks = Make(
+      "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+      "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};"
+      "{% endfor %}){% endfor %}{% endfor %}");
+  const auto text = [](const FileTemplate& chat, const std::string& arguments) {
+    ChatMessage calls = Message("assistant", "");
+    calls.tool_calls_json = ToolCallsJson(
+        std::vector<ToolCall>{{.id = "i", .name = "f", .arguments_json = arguments}});
+    return TextOf(chat, {Message("user", "q"), calls}, {});
+  };
+  EXPECT_EQ(text(looks, R"({"a": 1})"), "qf(a=1;)");
+  for (const char* nothing : {"", " ", "null", "{}"}) {
+    EXPECT_EQ(text(shows, nothing), "qf({})") << nothing;
+    EXPECT_EQ(text(looks, nothing), "qf()") << nothing;
+  }
+  for (const char* malformed : {"{'a': 1}", R"({"a": )", "[1]", "x"}) {
+    EXPECT_THAT(text(shows, malformed), HasSubstr("qf(\"")) << malformed;
+    EXPECT_EQ(text(looks, malformed), absl::StrCat("qf(malformed_arguments=", malformed, ";)"));
+  }
 }
 
 TEST(FileTemplateTest, TheDateIsTheConversations) {

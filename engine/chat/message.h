@@ -57,6 +57,9 @@ struct RenderedChat {
   std::vector<ChatPiece> pieces;
   std::vector<TextPiece> TextPieces() const;  // views into `pieces`
   std::string Text() const;                   // all pieces joined
+  // Whether the answer behind it begins in a thought: the markup at its end has <think> last, or,
+  // if it ends in an answer that is to go on (`continues`), a thought of that one has no end.
+  bool OpensThought(bool continues) const;
   // Removes `text` (the BOS, if the tokenizer adds it) from the front, if markup begins with it.
   void DropFront(std::string_view text);
 };

@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/chat/template.h"
+#include "engine/chat/thoughts.h"
 #include "engine/chat/tool_calls.h"
 
 namespace withy::engine {
@@ -61,6 +62,10 @@ class ChatTemplate::Builder {
 absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> messages,
                                                   const ChatOptions& options) const {
   const bool add_generation_prompt = options.add_generation_prompt;
+  if (add_generation_prompt && !messages.empty() && messages.back().role == kAssistantRole &&
+      messages.back().tool_calls_json.empty()) {
+    return RenderContinued(messages, options);
+  }
   WITHY_RETURN_IF_ERROR(CheckOptions(options));
   WITHY_RETURN_IF_ERROR(Check(messages, add_generation_prompt));
   if (file_) return file_->Render(messages, options);
@@ -71,6 +76,27 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(std::span<const ChatMessage> m
     RenderTagged(messages, add_generation_prompt, builder);
   }
   return builder.Take();
+}
+
+// As far as the template shows the last message's text: what closes its turn is left out.
+absl::StatusOr<RenderedChat> ChatTemplate::RenderContinued(std::span<const ChatMessage> messages,
+                                                           ChatOptions options) const {
+  const size_t last = messages.size() - 1;
+  // Nothing of it is there yet.
+  if (messages[last].content.empty()) return Render(messages.first(last), options);
+  options.add_generation_prompt = false;
+  WITHY_ASSIGN_OR_RETURN(RenderedChat chat, Render(messages, options));
+  const auto end = std::find_if(
+      chat.pieces.rbegin(), chat.pieces.rend(),
+      [&](const ChatPiece& piece) { return piece.message == static_cast<int32_t>(last); });
+  if (end == chat.pieces.rend()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("messages[", last,
+                     "]: the model's chat template shows nothing of this answer, which therefore "
+                     "cannot go on: end with a user's message"));
+  }
+  chat.pieces.erase(end.base(), chat.pieces.end());
+  return chat;
 }
 
 std::string ChatTemplate::WhyNoTools() const {
@@ -202,6 +228,20 @@ std::string RenderedChat::Text() const {
   std::string text;
   for (const ChatPiece& piece : pieces) text += piece.text;
   return text;
+}
+
+bool RenderedChat::OpensThought(bool continues) const {
+  if (continues && !pieces.empty() && !pieces.back().special) {
+    const std::string& text = pieces.back().text;
+    const size_t begin = text.rfind(kThoughtBegin), end = text.rfind(kThoughtEnd);
+    return begin != std::string::npos && (end == std::string::npos || end < begin);
+  }
+  std::string markup;
+  for (auto piece = pieces.rbegin(); piece != pieces.rend() && piece->special; ++piece) {
+    markup.insert(0, piece->text);
+  }
+  markup.resize(Trimmed(markup).end);
+  return markup.ends_with(kThoughtBegin);
 }
 
 void RenderedChat::DropFront(std::string_view text) {

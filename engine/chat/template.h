@@ -70,7 +70,8 @@ class ChatTemplate {
 
   // Renders the prompt for these messages. A built-in format has no BOS (the tokenizer adds it); a
   // file's template may begin with it (RenderedChat::DropFront). With `add_generation_prompt` it
-  // ends where the assistant's answer begins. With a built-in format, the prompt for messages[0..n]
+  // ends where the assistant's answer begins; where the last message is the assistant's, where that
+  // one ends, for it to go on. With a built-in format, the prompt for messages[0..n]
   // that ends in an assistant's message begins with the prompt for messages[0..n-1] with generation
   // prompt; a file's template may write earlier turns anew. Errors: InvalidArgument for no
   // messages; InvalidArgument naming the message for a role that is unknown or not taken at its
@@ -105,6 +106,8 @@ class ChatTemplate {
   static absl::StatusOr<ChatTemplate> FromVocabulary(const GgufFile& file);
 
   class Builder;
+  absl::StatusOr<RenderedChat> RenderContinued(std::span<const ChatMessage> messages,
+                                               ChatOptions options) const;
   absl::Status Check(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
   absl::Status CheckOptions(const ChatOptions& options) const;
   // Why it shows no tools, and the remedy.

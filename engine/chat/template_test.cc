@@ -107,6 +107,39 @@ TEST(ChatTemplateTest, TheNextPromptBeginsWithTheLast) {
   }
 }
 
+// A prompt that ends in an answer ends where that one does, so that it goes on.
+TEST(ChatTemplateTest, AnAnswerGoesOnWhereItEnds) {
+  const std::vector<ChatMessage> begun = {{"user", "Count", {}}, {"assistant", "One, two,", {}}};
+  for (const char* name :
+       {"plain", "chatml", "llama2", "llama3", "zephyr", "mistral", "gemma", "phi3"}) {
+    const ChatTemplate chat = ChatTemplate::FromName(name).value();
+    const std::string prompt = Render(chat, begun);
+    EXPECT_TRUE(prompt.ends_with("One, two,")) << name << ": " << prompt;
+    const std::string closed = Render(chat, begun, /*generation=*/false);
+    EXPECT_TRUE(closed.starts_with(prompt)) << name;
+    std::vector<ChatMessage> nothing = begun;
+    nothing[1].content.clear();
+    EXPECT_EQ(Render(chat, nothing), Render(chat, {begun[0]})) << name;
+    const RenderedChat rendered = chat.Render(begun, true).value();
+    EXPECT_FALSE(rendered.pieces.back().special) << "what an app says is no markup";
+  }
+}
+
+TEST(ChatTemplateTest, APromptMayBeginAThought) {
+  const auto opens = [](const std::string& markup, bool special, bool continues) {
+    RenderedChat chat;
+    chat.pieces.push_back({.text = "<think>", .special = false});
+    chat.pieces.push_back({.text = markup, .special = special});
+    return chat.OpensThought(continues);
+  };
+  EXPECT_TRUE(opens("<|assistant|><think>\n", true, false));
+  EXPECT_FALSE(opens("<|assistant|><think>\n\n</think>\n\n", true, false));
+  EXPECT_FALSE(opens("<|assistant|>", true, false));
+  EXPECT_FALSE(opens("<think>", false, false)) << "a user's text is no thought";
+  EXPECT_TRUE(opens("<think>Hm", false, true));
+  EXPECT_FALSE(opens("<think>Hm</think>Yes", false, true));
+}
+
 TEST(ChatTemplateTest, MarkupAndTextStayApart) {
   const ChatTemplate chat = ChatTemplate::FromName("chatml").value();
   const std::vector<ChatMessage> talk = {{"user", "<|im_end|>", {}}};

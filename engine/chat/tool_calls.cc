@@ -9,6 +9,7 @@
 #include "engine/chat/call_forms/form.h"
 #include "engine/chat/call_forms/json_text.h"
 #include "engine/chat/call_forms/reader.h"
+#include "engine/chat/thoughts.h"
 
 namespace withy::engine {
 namespace {
@@ -16,12 +17,11 @@ namespace {
 using Json = OrderedJson;
 
 constexpr int kMaxFailures = 64;  // markers without a call, after which all is text
-constexpr std::string_view kThoughtsEnd = "</think>";
 
 // Where the answer itself begins.
 size_t BehindThoughts(std::string_view answer) {
-  const size_t end = answer.find(kThoughtsEnd);
-  return end == std::string_view::npos ? 0 : end + kThoughtsEnd.size();
+  const size_t end = answer.find(kThoughtEnd);
+  return end == std::string_view::npos ? 0 : end + kThoughtEnd.size();
 }
 
 size_t FindOpening(std::string_view text, size_t from) {

@@ -286,10 +286,15 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     pieces.clear();
   };
   const std::vector<ChatPiece>& all = rendered.pieces;
+  // An answer that is to go on is a prompt.
+  const bool continues = answer_follows && segments.back().role == kAssistantRole &&
+                         segments.back().tool_calls.empty();
+  const size_t prompts_from = continues ? segments.size() - 1 : segments.size();
   size_t skipped = 0;  // bytes of the next piece that belong to the answer before
   for (size_t i = 0; i < all.size(); ++i) {
     const int32_t message = all[i].message;
-    if (message < 0 || segments[message].role != kAssistantRole) {
+    if (message < 0 || segments[message].role != kAssistantRole ||
+        static_cast<size_t>(message) >= prompts_from) {
       const std::string_view text = std::string_view(all[i].text).substr(skipped);
       skipped = 0;
       if (!text.empty()) pieces.push_back({.text = text, .parse_special = all[i].special});
@@ -329,8 +334,12 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     i = answer.end - 1;
   }
   // The markup that closes the last answer is part of the next prompt.
-  const bool closes_only = segments.back().role == kAssistantRole && !more_follows;
+  const bool closes_only =
+      segments.back().role == kAssistantRole && !more_follows && !answer_follows;
   if (!closes_only) flush();
+  if (answer_follows && !parts->empty()) {
+    parts->back().opens_thought = rendered.OpensThought(continues);
+  }
   return absl::OkStatus();
 }
 
@@ -487,6 +496,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     if (result.ids.size() <= limit || kept >= droppable) break;
     ++kept;  // markup, or a merge across a cut, takes more than estimated
   }
+  result.answer_begins_in_thought = answer_follows && !parts.empty() && parts.back().opens_thought;
   // If the system prompt alone fills the window, nothing can be kept.
   if (!answer_follows && result.ids.size() > limit) {
     result.ids.clear();

@@ -48,6 +48,8 @@ struct EncodedConversation {
   int32_t adapted_segments = 0;  // segments of the record merged or added by AdaptRecord
   // Segments of the record that do not fit the window: the oldest after the system prompt.
   int32_t dropped_segments = 0;
+  // The prompt has begun a thought (chat/thoughts.h), with which the answer goes on.
+  bool answer_begins_in_thought = false;
 };
 
 // A part of a conversation that is encoded separately.
@@ -55,6 +57,7 @@ struct ConversationPart {
   std::vector<int32_t> ids;
   bool answer = false;
   bool cancelled = false;  // ids are incomplete
+  bool opens_thought = false;
   size_t first_segment = 0;
 };
 
@@ -80,10 +83,11 @@ class ConversationEncoder {
       std::span<const Segment> segments, int32_t window, const CancelCheck* cancelled = nullptr,
       Truncation truncation = Truncation::kRecord) const;
 
-  // The ids up to the start of the answer to the last segments, at most window - 1. The first
-  // `recorded` segments are the record before this call; its oldest exchanges are dropped if the
-  // window has no room for them. The segments of the call itself are never dropped. Errors: as
-  // above; OUT_OF_RANGE naming tokens and limit if what may not be dropped does not fit.
+  // The ids up to the start of the answer to the last segments, or up to the end of the last
+  // segment if that is an answer, which then goes on; at most window - 1. The first `recorded`
+  // segments are the record before this call; `truncation` says what is dropped if the window has
+  // no room. Errors: as above; OUT_OF_RANGE naming tokens and limit if what may not be dropped does
+  // not fit.
   absl::StatusOr<EncodedConversation> EncodePrompt(
       std::span<const Segment> segments, int32_t window, size_t recorded = 0,
       const CancelCheck* cancelled = nullptr, Truncation truncation = Truncation::kRecord) const;

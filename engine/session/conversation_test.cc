@@ -355,6 +355,36 @@ TEST(FileConversationTest, ThoughtsOfEarlierTurnsGoAndWhatIsBeforeThemStays) {
   EXPECT_LT(prompt->stable_tokens, prompt->history_tokens);
 }
 
+// The prompt ends where the answer does that is to go on, with the turns before it as they were.
+TEST(FileConversationTest, AnAnswerThatGoesOnIsAPrompt) {
+  const ChatFixture named;
+  const ChatFixture file(ChatOfFile(kChatMlFile));
+  for (const ChatFixture* f : {&named, &file}) {
+    const std::vector<Segment> before = {UserSays("Hi"), AssistantSays("hello"), UserSays("And?")};
+    std::vector<Segment> begun = before;
+    begun.push_back(AssistantSays("He l"));
+    const std::vector<int32_t> prompt = PromptIds(*f, begun);
+    EXPECT_EQ(f->Text(prompt), f->Text(PromptIds(*f, before)) + "He l");
+    EXPECT_TRUE(BeginsWith(prompt, PromptIds(*f, before)));
+    begun.back().text.clear();
+    EXPECT_EQ(PromptIds(*f, begun), PromptIds(*f, before));
+  }
+}
+
+TEST(FileConversationTest, ThePromptTellsWhereTheAnswerBeginsInAThought) {
+  const std::string forced = std::string(kChatMlFile.substr(0, kChatMlFile.rfind("assistant\\n"))) +
+                             "assistant\\n<think>\\n' }}{% endif %}";
+  const ChatFixture thinks(ChatOfFile(forced)), plain(ChatOfFile(kChatMlFile));
+  const auto begins = [](const ChatFixture& f, const std::vector<Segment>& segments) {
+    return f.encoder->EncodePrompt(segments, kWide).value().answer_begins_in_thought;
+  };
+  const std::vector<Segment> asked = {UserSays("Hi <think>")};
+  EXPECT_TRUE(begins(thinks, asked));
+  EXPECT_FALSE(begins(plain, asked));
+  EXPECT_FALSE(begins(thinks, {asked[0], AssistantSays("He")}));
+  EXPECT_TRUE(begins(plain, {asked[0], AssistantSays("<think>He")}));
+}
+
 TEST(FileConversationTest, ARecordsDateIsThatOfItsFirstMessage) {
   FakeClock clock;
   const ChatFixture f(ChatOfFile("{{ strftime_now('%s') }}" + std::string(kChatMlFile)));

@@ -28,17 +28,14 @@ absl::Status CheckSpans(const Segment& segment, const std::vector<ByteSpan>& spa
 absl::Status CheckPrompt(const std::vector<Segment>& prompt) {
   bool any_text = false;
   for (const Segment& segment : prompt) {
-    // A tool may have nothing to say.
-    any_text = any_text || !segment.VisibleText().empty() || segment.role == kToolRole;
+    // A message may have nothing to say: the template shows whose turn it was.
+    any_text = any_text || !segment.VisibleText().empty() ||
+               (!segment.role.empty() && !segment.LeftOut());
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.kept, "kept"));
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.fixed, "prompt.fixed"));
   }
   if (!any_text) {
     return absl::InvalidArgumentError("prompt: empty; give it at least one character");
-  }
-  if (prompt.back().role == "assistant") {
-    return absl::InvalidArgumentError(
-        "prompt.messages: the last message has the role assistant; it must be the user's");
   }
   return absl::OkStatus();
 }

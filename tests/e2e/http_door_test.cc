@@ -125,6 +125,109 @@ TEST_F(HttpDoorTest, ConversationsReuseKv) {
   EXPECT_GE(usage["prompt_tokens_details"]["cached_tokens"], first);
 }
 
+// As clients of other servers use it, with the real worker behind it.
+TEST_F(HttpDoorTest, WhatOtherServersTakeIsTaken) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const json asked = {{{"role", "user"}, {"content", "tell me a story"}}};
+  const auto chat = [&](const json& messages, const json& more) {
+    json body = {{"messages", messages}, {"max_tokens", 4}, {"temperature", 0}};
+    body.update(more);
+    return json::parse(Curl("/v1/chat/completions", body), nullptr, false);
+  };
+  const auto text = [](const json& answer) {
+    return answer.contains("choices")
+               ? answer["choices"][0]["message"]["content"].get<std::string>()
+               : answer.dump();
+  };
+  const std::string story = text(chat(asked, {{"max_tokens", 12}}));
+  EXPECT_EQ(text(chat(asked, {{"max_tokens", 12.0}, {"top_k", -1}, {"stop", ""}})), story);
+  EXPECT_EQ(text(chat(asked, {{"max_tokens", 1 << 20}, {"stop", {story.substr(4, 4)}}})),
+            story.substr(0, story.find(story.substr(4, 4))));
+  // An answer goes on where it was cut, with what it would have said.
+  const std::string begun = text(chat(asked, {}));
+  ASSERT_TRUE(story.starts_with(begun)) << story;
+  json goes_on = asked;
+  goes_on.push_back({{"role", "assistant"}, {"content", begun}});
+  EXPECT_EQ(begun + text(chat(goes_on, {{"max_tokens", 8}})), story);
+  EXPECT_TRUE(chat({{{"role", "user"}, {"content", ""}}}, {}).contains("choices"));
+  std::string lengthy;
+  while (lengthy.size() < 400'000) lengthy += "word ";
+  for (const size_t bytes : {lengthy.size(), size_t{60'000}}) {
+    const json error =
+        chat({{{"role", "user"}, {"content", lengthy.substr(0, bytes)}}}, {})["error"];
+    EXPECT_EQ(error["code"], "context_length_exceeded") << error;
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("maximum context length"));
+  }
+}
+
+// The score of a prompt's tokens is what generating them one by one tells.
+TEST_F(HttpDoorTest, APromptsLogprobsAreThoseOfItsTokens) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const auto complete = [&](const json& body) {
+    const json answer = json::parse(Curl("/v1/completions", body), nullptr, false);
+    EXPECT_TRUE(answer.contains("choices")) << answer;
+    return answer["choices"][0];
+  };
+  const json made =
+      complete({{"prompt", "the boat"}, {"max_tokens", 6}, {"temperature", 0}, {"logprobs", 2}});
+  const std::string whole = "the boat" + made["text"].get<std::string>();
+  for (const int tokens : {0, 1}) {
+    const json scored = complete({{"prompt", whole},
+                                  {"max_tokens", tokens},
+                                  {"temperature", 0},
+                                  {"logprobs", 2},
+                                  {"echo", true}});
+    EXPECT_TRUE(scored["text"].get<std::string>().starts_with(whole));
+    const json& told = scored["logprobs"];
+    EXPECT_TRUE(told["token_logprobs"][0].is_null());
+    const size_t before = told["tokens"].size() - static_cast<size_t>(tokens) - 6;
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(told["tokens"][before + i], made["logprobs"]["tokens"][i]);
+      EXPECT_NEAR(told["token_logprobs"][before + i].get<double>(),
+                  made["logprobs"]["token_logprobs"][i].get<double>(), 0.05);
+    }
+    size_t offset = 0;
+    for (size_t i = 0; i < told["tokens"].size(); ++i) {
+      EXPECT_EQ(told["text_offset"][i], offset);
+      offset += told["tokens"][i].get<std::string>().size();
+    }
+  }
+}
+
+// A context that an app made stays, whatever its title; what is kept for it goes.
+TEST_F(HttpDoorTest, AnAppsOwnContextIsNeverDeleted) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const auto stub = board_.NewStub();
+  v1::CreateContextRequest create;
+  create.set_title("openai");
+  grpc::ClientContext context;
+  Authorise(&context, token_);
+  v1::CreateContextResponse own;
+  ASSERT_TRUE(stub->CreateContext(&context, create, &own).ok());
+  for (int i = 0; i < 18; ++i) {
+    const std::string said = absl::StrCat("Note ", i, ": ", std::string(1100, 'a'));
+    const json answer = json::parse(
+        Curl("/v1/chat/completions",
+             {{"messages", {{{"role", "user"}, {"content", said}}}}, {"max_tokens", 1}}),
+        nullptr, false);
+    ASSERT_TRUE(answer.contains("choices")) << answer;
+  }
+  grpc::ClientContext list_context;
+  Authorise(&list_context, token_);
+  v1::ListContextsResponse contexts;
+  ASSERT_TRUE(stub->ListContexts(&list_context, {}, &contexts).ok());
+  int kept = 0, found = 0;
+  for (const v1::ContextInfo& info : contexts.contexts()) {
+    if (info.kept_by_service()) ++kept;
+    if (info.context_id() != own.context().context_id()) continue;
+    ++found;
+    EXPECT_FALSE(info.kept_by_service());
+  }
+  EXPECT_EQ(found, 1);
+  EXPECT_LE(kept, 17);
+  EXPECT_GE(kept, 16);
+}
+
 void HttpDoorTest::RunPython(const std::string& script) const {
   // ./withy test makes this Python where it can (PyPI); WITHY_OPENAI_PYTHON names another.
   const char* given = std::getenv("WITHY_OPENAI_PYTHON");

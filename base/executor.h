@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 
-namespace withy::orchestrator {
+namespace withy {
 
 // Thread-safe. At most `threads` threads, started as needed and kept; at most `queue_limit` tasks
 // wait. The destructor finishes what was accepted.
@@ -84,4 +84,4 @@ class Executor {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace withy::orchestrator
+}  // namespace withy

@@ -1,0 +1,276 @@
+#include "http/server.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "base/status.h"
+
+namespace withy::http {
+namespace {
+
+// What is left to a client's taking or sending once the server ends.
+constexpr int64_t kLastWordsNs = kNanosPerSecond;
+constexpr int64_t kDescriptorsNs = 100 * kNanosPerMilli;
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+int64_t SteadyNow() { return Clock::Real().SteadyNanos(); }
+
+bool TryAgain() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+int MillisLeft(int64_t deadline_ns, int64_t now_ns) {
+  return static_cast<int>(std::max<int64_t>(0, deadline_ns - now_ns) / kNanosPerMilli + 1);
+}
+
+void Raise(const UniqueFd& event) {
+  const uint64_t one = 1;
+  (void)!write(event.get(), &one, sizeof one);
+}
+
+}  // namespace
+
+Exchange::Exchange(UniqueFd fd, RequestParser parser, std::string rest, int stop,
+                   const ServerOptions& options)
+    : fd_(std::move(fd)),
+      parser_(std::move(parser)),
+      rest_(std::move(rest)),
+      stop_(stop),
+      options_(options) {}
+
+bool Exchange::Await(short events, int64_t deadline_ns) {
+  while (true) {
+    const int64_t now = SteadyNow();
+    if (now >= deadline_ns) return false;
+    pollfd polled[] = {{fd_.get(), events, 0}, {stopping_ ? -1 : stop_, POLLIN, 0}};
+    if (poll(polled, 2, MillisLeft(deadline_ns, now)) < 0) continue;
+    if (polled[0].revents != 0) return true;
+    if (polled[1].revents == 0) continue;
+    stopping_ = true;
+    deadline_ns = std::min(deadline_ns, SteadyNow() + kLastWordsNs);
+  }
+}
+
+std::optional<Failure> Exchange::ReadBody(std::string* body) {
+  std::array<char, 16384> bytes;
+  std::string_view next = rest_;
+  const int64_t whole_ns = SteadyNow() + options_.body_ns;
+  if (head().expects_continue && rest_.empty() && parser_.state() == RequestParser::State::kBody &&
+      !Send(kContinue)) {
+    return Failure{408, "the client did not take 100 (Continue)"};
+  }
+  while (parser_.state() == RequestParser::State::kBody) {
+    if (!next.empty()) {
+      next.remove_prefix(parser_.Feed(next));
+      continue;
+    }
+    if (!Await(POLLIN, std::min(whole_ns, SteadyNow() + options_.body_idle_ns))) {
+      if (stopping_) return Failure{503, "the service ends: try again"};
+      return Failure{408, "the request's body did not arrive in time: " + parser_.Missing()};
+    }
+    const ssize_t got = recv(fd_.get(), bytes.data(), bytes.size(), 0);
+    if (got < 0 && TryAgain()) continue;
+    if (got <= 0) {
+      return Failure{400, "the request's body ended too early: " + parser_.Missing()};
+    }
+    next = std::string_view(bytes.data(), static_cast<size_t>(got));
+  }
+  if (parser_.state() == RequestParser::State::kFailed) return parser_.failure();
+  *body = parser_.TakeBody();
+  return std::nullopt;
+}
+
+bool Exchange::Send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (!TryAgain() || !Await(POLLOUT, SteadyNow() + options_.write_ns)) return false;
+      continue;
+    }
+    bytes.remove_prefix(static_cast<size_t>(sent));
+  }
+  return true;
+}
+
+Server::Server(UniqueFd listener, const ServerOptions& options, Handlers handlers)
+    : options_(options),
+      handlers_(std::move(handlers)),
+      listener_(std::move(listener)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      executor_(std::make_unique<Executor>(options.threads, options.waiting, Clock::Real())) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(UniqueFd listener,
+                                                      const ServerOptions& options,
+                                                      Handlers handlers) {
+  std::unique_ptr<Server> self(new Server(std::move(listener), options, std::move(handlers)));
+  if (!self->stop_.valid() || !self->wake_.valid()) return ErrnoError("make an eventfd");
+  self->thread_ = std::thread([raw = self.get()] { raw->Serve(); });
+  return self;
+}
+
+Server::~Server() { Stop(); }
+
+void Server::Stop() {
+  if (!thread_.joinable()) return;
+  Raise(stop_);
+  thread_.join();
+  executor_.reset();  // waits
+  absl::MutexLock lock(&mutex_);
+  answered_.clear();
+}
+
+void Server::Serve() {
+  while (true) {
+    const int64_t before = SteadyNow();
+    const bool accepts = before >= accept_again_ns_;
+    std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0},
+                                  {wake_.get(), POLLIN, 0},
+                                  {accepts ? listener_.get() : -1, POLLIN, 0}};
+    for (const Connection& connection : connections_) {
+      polled.push_back({connection.fd.get(), POLLIN, 0});
+    }
+    if (poll(polled.data(), polled.size(), TimeoutMs(before)) < 0) continue;
+    if (polled[0].revents != 0) return;
+    const int64_t now = SteadyNow();
+    for (size_t i = connections_.size(); i-- > 0;) {
+      const bool ready = polled[i + 3].revents != 0;
+      if (ready || connections_[i].deadline_ns <= now ? Advance(connections_[i]) : true) continue;
+      connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (polled[1].revents != 0) TakeAnswered();
+    if (polled[2].revents != 0) AcceptAll();
+  }
+}
+
+int Server::TimeoutMs(int64_t now_ns) const {
+  int64_t first = accept_again_ns_ > now_ns ? accept_again_ns_ : INT64_MAX;
+  for (const Connection& connection : connections_) {
+    first = std::min(first, connection.deadline_ns);
+  }
+  return first == INT64_MAX ? -1 : MillisLeft(first, now_ns);
+}
+
+void Server::AcceptAll() {
+  // Limits the number of accepts, so that open connections get their turn.
+  for (size_t i = 0; i < options_.connections; ++i) {
+    UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) {
+      if (errno != EMFILE && errno != ENFILE) return;
+      MakeRoom();
+      accept_again_ns_ = SteadyNow() + kDescriptorsNs;
+      return;
+    }
+    const int yes = 1;  // an answer's tokens are sent one by one
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    if (connections_.size() >= options_.connections) MakeRoom();
+    Connection connection{.fd = std::move(fd),
+                          .parser = RequestParser(options_.limits),
+                          .deadline_ns = SteadyNow() + options_.head_ns};
+    // A request usually arrives with its connection.
+    if (Advance(connection)) connections_.push_back(std::move(connection));
+  }
+}
+
+void Server::MakeRoom() {
+  const auto least = std::min_element(
+      connections_.begin(), connections_.end(), [](const Connection& a, const Connection& b) {
+        return std::pair(a.state, a.deadline_ns) < std::pair(b.state, b.deadline_ns);
+      });
+  if (least != connections_.end()) connections_.erase(least);
+}
+
+void Server::TakeAnswered() {
+  uint64_t ignored = 0;
+  (void)!read(wake_.get(), &ignored, sizeof ignored);
+  std::vector<UniqueFd> answered;
+  {
+    absl::MutexLock lock(&mutex_);
+    answered.swap(answered_);
+  }
+  for (UniqueFd& fd : answered) {
+    if (connections_.size() >= options_.connections) MakeRoom();
+    Connection connection{.fd = std::move(fd), .parser = RequestParser(options_.limits)};
+    if (BeginHangUp(connection)) connections_.push_back(std::move(connection));
+  }
+}
+
+bool Server::Advance(Connection& connection) {
+  // The deadline also applies to a peer that keeps the connection busy.
+  if (SteadyNow() >= connection.deadline_ns) {
+    if (connection.state == State::kHangingUp || !connection.spoke) return false;
+    return Refuse(connection, {408, "the request's line and headers did not arrive in time"},
+                  connection.parser.head());
+  }
+  return connection.state == State::kReading ? Read(connection) : AwaitHangUp(connection);
+}
+
+bool Server::Read(Connection& connection) {
+  std::array<char, 4096> bytes;
+  while (true) {
+    const ssize_t got = recv(connection.fd.get(), bytes.data(), bytes.size(), 0);
+    if (got < 0) return TryAgain();
+    if (got == 0) return false;
+    connection.spoke = true;
+    const std::string_view came(bytes.data(), static_cast<size_t>(got));
+    const size_t used = connection.parser.Feed(came);
+    switch (connection.parser.state()) {
+      case RequestParser::State::kHead:
+        continue;
+      case RequestParser::State::kFailed:
+        return Refuse(connection, connection.parser.failure(), connection.parser.head());
+      case RequestParser::State::kBody:
+      case RequestParser::State::kDone:
+        return Dispatch(connection, std::string(came.substr(used)));
+    }
+  }
+}
+
+bool Server::Dispatch(Connection& connection, std::string rest) {
+  // Shared with the queue, which copies its tasks.
+  const auto exchange =
+      std::make_shared<Exchange>(std::move(connection.fd), std::move(connection.parser),
+                                 std::move(rest), stop_.get(), options_);
+  const auto answer = [this, exchange] {
+    handlers_.answer(*exchange);
+    {
+      absl::MutexLock lock(&mutex_);
+      answered_.push_back(exchange->TakeSocket());
+    }
+    Raise(wake_);
+  };
+  if (executor_->Run(answer)) return false;
+  connection.fd = exchange->TakeSocket();
+  return Refuse(connection, {503, "all threads for HTTP are taken: try again later"},
+                exchange->head());
+}
+
+// A response to a request that no thread has seen. A socket that has sent nothing takes it.
+bool Server::Refuse(Connection& connection, const Failure& failure, const RequestHead& head) {
+  const std::string response = handlers_.refuse(failure, head);
+  (void)!send(connection.fd.get(), response.data(), response.size(), MSG_NOSIGNAL);
+  return BeginHangUp(connection);
+}
+
+// To close at once would discard the answer where the client still sends.
+bool Server::BeginHangUp(Connection& connection) {
+  shutdown(connection.fd.get(), SHUT_WR);
+  connection.state = State::kHangingUp;
+  connection.deadline_ns = SteadyNow() + options_.hang_up_ns;
+  return AwaitHangUp(connection);
+}
+
+bool Server::AwaitHangUp(Connection& connection) {
+  std::array<char, 65536> ignored;
+  const ssize_t got = recv(connection.fd.get(), ignored.data(), ignored.size(), 0);
+  return got > 0 || (got < 0 && TryAgain());
+}
+
+}  // namespace withy::http

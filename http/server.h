@@ -1,0 +1,133 @@
+// Serves HTTP/1.1 to clients of any kind: those that are silent, slow or endless hold no thread
+// that another one needs. One thread reads the heads of all requests; a request whose head has
+// arrived gets a thread of its own, which may then read the body and write the answer. Neighbours:
+// request_parser.h reads requests.
+//
+// One request a connection: each answer says `Connection: close`. No TLS, no compression.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "base/executor.h"
+#include "base/unique_fd.h"
+#include "http/request_parser.h"
+
+namespace withy::http {
+
+struct ServerOptions {
+  Limits limits;
+  size_t threads = 64;       // requests that are answered at the same time
+  size_t waiting = 64;       // those whose head has arrived and that wait for a thread
+  size_t connections = 256;  // those without a whole head, and those being closed
+  // Time-outs. From connection to the end of the head; without a byte of the body, and for all of
+  // it; until the client takes a piece of the answer; until it closes behind the answer.
+  int64_t head_ns = 10 * kNanosPerSecond;
+  int64_t body_idle_ns = 10 * kNanosPerSecond;
+  int64_t body_ns = 60 * kNanosPerSecond;
+  int64_t write_ns = 10 * kNanosPerSecond;
+  int64_t hang_up_ns = 2 * kNanosPerSecond;
+};
+
+// A request whose head has arrived, and the way to its client. For one thread.
+class Exchange {
+ public:
+  // `stop`: an eventfd that is readable once the server ends; borrowed.
+  Exchange(UniqueFd fd, RequestParser parser, std::string rest, int stop,
+           const ServerOptions& options);
+
+  const RequestHead& head() const { return parser_.head(); }
+  // The connection, to see whether the client is there.
+  int fd() const { return fd_.get(); }
+
+  // Reads the body to its end; a client that waits for 100 (Continue) gets it first. Nullopt, and
+  // the body; or why there is none: what RequestParser refuses, 400 for a body that ends too early,
+  // 408 for one that takes too long, 503 where the server ends.
+  std::optional<Failure> ReadBody(std::string* body);
+  // False: the client did not take it in time, or has gone.
+  bool Send(std::string_view bytes);
+
+  UniqueFd TakeSocket() { return std::move(fd_); }
+
+ private:
+  // Waits for `events`. False: not by `deadline_ns`. Soon after the server was told to end, too.
+  bool Await(short events, int64_t deadline_ns);
+
+  UniqueFd fd_;
+  RequestParser parser_;
+  std::string rest_;  // came with the head
+  const int stop_;
+  bool stopping_ = false;
+  const ServerOptions& options_;
+};
+
+struct Handlers {
+  // Answers; called by one of many threads.
+  std::function<void(Exchange&)> answer;
+  // The whole response to a request that is not answered, as far as its head has arrived.
+  std::function<std::string(const Failure&, const RequestHead&)> refuse;
+};
+
+class Server {
+ public:
+  // `listener` is a listening socket that does not block. Errors: those of eventfd(2).
+  static absl::StatusOr<std::unique_ptr<Server>> Start(UniqueFd listener,
+                                                       const ServerOptions& options,
+                                                       Handlers handlers);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Takes no more requests, and waits for those that are being answered, whose clients get a second
+  // for each piece. May be called more than once.
+  void Stop();
+
+ private:
+  enum class State { kHangingUp, kReading };  // in the order in which they are closed for others
+  struct Connection {
+    UniqueFd fd;
+    State state = State::kReading;
+    RequestParser parser;
+    int64_t deadline_ns = 0;
+    bool spoke = false;
+  };
+
+  Server(UniqueFd listener, const ServerOptions& options, Handlers handlers);
+  void Serve();
+  int TimeoutMs(int64_t now_ns) const;
+  void AcceptAll();
+  void MakeRoom();
+  void TakeAnswered();
+  // These return false if the connection is to be closed, or is another's now.
+  bool Advance(Connection& connection);
+  bool Read(Connection& connection);
+  bool Dispatch(Connection& connection, std::string rest);
+  bool Refuse(Connection& connection, const Failure& failure, const RequestHead& head);
+  bool AwaitHangUp(Connection& connection);
+  bool BeginHangUp(Connection& connection);
+
+  const ServerOptions options_;
+  const Handlers handlers_;
+  UniqueFd listener_;
+  UniqueFd stop_;  // eventfds
+  UniqueFd wake_;
+  std::vector<Connection> connections_;  // of the thread that reads heads; oldest first
+  int64_t accept_again_ns_ = 0;          // the process had no descriptors left
+  absl::Mutex mutex_;
+  std::vector<UniqueFd> answered_ ABSL_GUARDED_BY(mutex_);  // to be closed
+  std::unique_ptr<Executor> executor_;
+  std::thread thread_;
+};
+
+}  // namespace withy::http
