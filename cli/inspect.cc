@@ -243,7 +243,11 @@ std::string InspectionText(const Inspection& in) {
     rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
     AddBudget(in, &rows);
-    rows.push_back({"KV", absl::StrCat(Bytes(KvBytesPerToken(s)), " a token")});
+    const uint64_t token_bytes = KvBytesPerToken(s);
+    rows.push_back({"KV", absl::StrCat(Bytes(token_bytes), " a token, ",
+                                       Bytes(token_bytes * static_cast<uint64_t>(s.context_length)),
+                                       " for the whole window (store.arena_bytes; a smaller arena "
+                                       "serves a smaller window)")});
   }
   if (in.tlm && in.problems.empty()) {
     rows.push_back(

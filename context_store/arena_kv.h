@@ -32,7 +32,7 @@ struct KvContext {
   std::string app_id;  // empty: not known, shares nothing
   ContextChunks kv;
   LeaseId holder = 0;
-  LeaseId next = 0;  // waits for room in the arena and will be the holder
+  LeaseId next = 0;     // waits for room in the arena and will be the holder
   bool locked = false;  // is being deleted
   uint64_t last_used = 0;
   uint64_t no_room = UINT64_MAX;  // value of last_used when a rebuild found no room

@@ -1,5 +1,5 @@
-// LeaseTable: room in the arena for the leases that are open. A lease that asks for more than can be
-// given now waits for another one to end; see policy/kv_admission.h for what is given.
+// LeaseTable: room in the arena for the leases that are open. A lease that asks for more than can
+// be given now waits for another one to end; see policy/kv_admission.h for what is given.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -123,12 +123,11 @@ bool LeaseTable::CanAllFinish(const Change& change) const {
     const uint32_t more =
         changes ? change.more : Less(lease.need, HeldChunks(lease) + lease.to_load);
     if (!changes) taken += takes;
-    const auto freed = std::count_if(
-        holding.slots.begin(), holding.slots.end(), [&](const KvSlot& slot) {
+    const auto freed =
+        std::count_if(holding.slots.begin(), holding.slots.end(), [&](const KvSlot& slot) {
           return slot.format == KvFormat::kQ8 && users.at(slot.units) == 1;
         });
-    holders.push_back(
-        {.more = ends ? 0 : more, .freed = static_cast<uint32_t>(freed) + takes});
+    holders.push_back({.more = ends ? 0 : more, .freed = static_cast<uint32_t>(freed) + takes});
   }
   std::vector<SlotAt> staying;
   for (const auto& [slot, count] : users) staying.push_back(slot);
@@ -171,15 +170,16 @@ bool LeaseTable::TryAdmit(LeaseId id) {
   if (context != nullptr && !kv_.compresses_ahead) LeaveSmallerSlots(&context->kv);
   const auto change = [&] {
     const uint32_t held = HeldChunks(lease);
-    const uint32_t chunks =
-        context == nullptr || lease.rebuild ? held
-                                            : static_cast<uint32_t>(context->kv.chunks.size());
+    const uint32_t chunks = context == nullptr || lease.rebuild
+                                ? held
+                                : static_cast<uint32_t>(context->kv.chunks.size());
     return Change{id, Less(chunks, held), Less(lease.need, std::max(chunks, held))};
   };
   const bool alone = lease.rebuild || !OthersAdmitted(id);
   if (!CanAllFinish(change())) {
     if (!alone) return false;
-    for (size_t i = context == nullptr || lease.rebuild ? 0 : context->kv.chunks.size(); i > 0; --i) {
+    for (size_t i = context == nullptr || lease.rebuild ? 0 : context->kv.chunks.size(); i > 0;
+         --i) {
       if (context->kv.chunks[i - 1].slot.has_value()) {
         kv_.Evict(context, static_cast<uint32_t>(i - 1));
       }
@@ -226,9 +226,9 @@ absl::StatusOr<ClaimRange> LeaseTable::CheckClaim(const Lease& lease, uint32_t f
                      kMaxClaimChunks, " are possible, without a gap after chunk ", next));
   }
   if (lease.wish.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("claim of chunk ", first, " while that of chunk ", lease.wish->first,
-                     " has not been answered"));
+    return absl::InvalidArgumentError(absl::StrCat("claim of chunk ", first,
+                                                   " while that of chunk ", lease.wish->first,
+                                                   " has not been answered"));
   }
   return ClaimRange{first, count};
 }
@@ -311,14 +311,13 @@ absl::StatusOr<ClaimAnswer> LeaseTable::Claim(LeaseId id, uint32_t first, uint32
   WITHY_ASSIGN_OR_RETURN(const ClaimRange range, CheckClaim(*lease, first, count));
   const bool queued = room_queue_.contains(id);
   if (!queued) {
-    if (auto chunks = TryClaim(id, range, evicted)) return ClaimAnswer{.chunks = *std::move(chunks)};
+    if (auto chunks = TryClaim(id, range, evicted))
+      return ClaimAnswer{.chunks = *std::move(chunks)};
   }
-  const bool another_moves =
-      std::any_of(leases_.begin(), leases_.end(), [id](const auto& entry) {
-        return entry.first != id && entry.second.admitted && !entry.second.wish.has_value();
-      });
-  if (may_wait && !lease->rebuild && !lease->ahead &&
-      (queued || another_moves || RoomIsComing())) {
+  const bool another_moves = std::any_of(leases_.begin(), leases_.end(), [id](const auto& entry) {
+    return entry.first != id && entry.second.admitted && !entry.second.wish.has_value();
+  });
+  if (may_wait && !lease->rebuild && !lease->ahead && (queued || another_moves || RoomIsComing())) {
     lease->wish = range;
     lease->need = std::max(lease->need, range.end());
     lease->overtaken = queued ? lease->overtaken : 0;
@@ -331,8 +330,8 @@ absl::StatusOr<ClaimAnswer> LeaseTable::Claim(LeaseId id, uint32_t first, uint32
   return NoRoom(SizesOf(*lease, range).fresh);
 }
 
-bool LeaseTable::AnyWaitsForRoom() const {
-  return std::any_of(leases_.begin(), leases_.end(), [this](const auto& entry) {
+int64_t LeaseTable::waiting_for_room() const {
+  return std::count_if(leases_.begin(), leases_.end(), [this](const auto& entry) {
     return WaitsForRoom(entry.first, entry.second);
   });
 }
@@ -389,8 +388,7 @@ void LeaseTable::RefuseIfStuck(Effects* effects) {
   Lease& lease = leases_.at(youngest);
   const ClaimRange range = *std::exchange(lease.wish, std::nullopt);
   effects->claims.push_back(
-      {.lease = youngest,
-       .refused = std::string(NoRoom(SizesOf(lease, range).fresh).message())});
+      {.lease = youngest, .refused = std::string(NoRoom(SizesOf(lease, range).fresh).message())});
 }
 
 }  // namespace withy::context_store

@@ -159,7 +159,7 @@ class ManyCallers {
       if (::testing::Test::HasFailure()) return;
     }
     EXPECT_GT(waited_, 0) << "the arena was never short";
-    EXPECT_FALSE(table_.AnyWaitsForRoom());
+    EXPECT_EQ(table_.waiting_for_room(), 0);
   }
 
  private:
@@ -179,7 +179,8 @@ class ManyCallers {
   uint32_t Pick(size_t n) { return static_cast<uint32_t>(random_() % n); }
 
   void Open() {
-    const std::string context = Pick(2) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(6)));
+    const std::string context =
+        Pick(2) == 0 ? "" : std::string(1, static_cast<char>('a' + Pick(6)));
     for (const auto& [id, call] : calls_) {
       if (!context.empty() && call.context == context) return;
     }
@@ -196,7 +197,8 @@ class ManyCallers {
                                       .need = ahead ? 0 : said});
     ASSERT_TRUE(opening.ok()) << opening.status();
     Call& call = calls_[opening->id];
-    call = {.context = context, .ahead = ahead, .need = std::max(has + 1, said - Pick(2) * Pick(said))};
+    call = {
+        .context = context, .ahead = ahead, .need = std::max(has + 1, said - Pick(2) * Pick(said))};
     if (ahead) {
       uint64_t evicted = 0;
       const auto first = table_.Claim(opening->id, 0, 1, &evicted, /*may_wait=*/false);

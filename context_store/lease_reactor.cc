@@ -202,8 +202,7 @@ absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
 }
 
 absl::Status LeaseReactor::Claim(const v1::LeaseClaim& claim) {
-  absl::StatusOr<ClaimAnswer> claimed =
-      store_.Claim(lease(), claim.first_chunk(), claim.chunks());
+  absl::StatusOr<ClaimAnswer> claimed = store_.Claim(lease(), claim.first_chunk(), claim.chunks());
   if (absl::IsResourceExhausted(claimed.status())) {
     OnClaimed({}, std::string(claimed.status().message()));
   } else if (!claimed.ok()) {

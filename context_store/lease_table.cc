@@ -592,7 +592,8 @@ std::string LeaseTable::Audit() const {
     waiting += lease.granted ? 0 : 1;
   }
   for (const LeaseId id : room_queue_) {
-    if (!leases_.contains(id) || leases_.at(id).admitted) return "a lease waits for room for nothing";
+    if (!leases_.contains(id) || leases_.at(id).admitted)
+      return "a lease waits for room for nothing";
   }
   for (const auto& [context_id, context] : contexts_) {
     if (context.holder != 0 && !leases_.contains(context.holder))

@@ -148,9 +148,9 @@ class LeaseTable {
   // The call of a lease that was opened ahead has come: what it claims waits until there is room
   // for `need` chunks. Errors: ABORTED, INVALID_ARGUMENT (it was not opened ahead).
   absl::Status Begin(LeaseId lease, uint32_t need);
-  // Whether some lease waits for room. Advance is then to be called when work outside the table has
-  // ended that kept room: a read, a write, a demotion, a deletion.
-  bool AnyWaitsForRoom() const;
+  // Leases that wait for room. Advance is then to be called when work outside the table has ended
+  // that kept room: a read, a write, a demotion, a deletion.
+  int64_t waiting_for_room() const;
   Effects Advance();
   // Chunks of the lease's context that have slots, from chunk 0 on without gaps. The lease is
   // granted.
@@ -256,9 +256,9 @@ class LeaseTable {
     ClaimedChunks claimed = {};
     std::vector<ChunkIdentity> commit = {};
     uint32_t need = 0;
-    bool ahead = false;     // its call has not come
-    bool admitted = false;  // it can be given what it needs
-    uint32_t to_load = 0;   // slots that BeginLoad will take
+    bool ahead = false;                             // its call has not come
+    bool admitted = false;                          // it can be given what it needs
+    uint32_t to_load = 0;                           // slots that BeginLoad will take
     std::optional<ClaimRange> wish = std::nullopt;  // a claim that waits
     uint32_t overtaken = 0;  // leases that were admitted before it since it has waited
   };

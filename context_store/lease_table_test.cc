@@ -114,7 +114,8 @@ TEST_F(LeaseTableTest, AWaitingLeaseThatGoesAwayLosesItsPlace) {
 TEST_F(LeaseTableTest, WaitingIsBounded) {
   Open("c");
   for (int i = 0; i < 3; ++i) Open("c");
-  EXPECT_TRUE(absl::IsResourceExhausted(table_.Open({.epoch = epoch_, .context_id = "c"}).status()));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(table_.Open({.epoch = epoch_, .context_id = "c"}).status()));
 }
 
 TEST_F(LeaseTableTest, AStaleEpochOpensClaimsAndCommitsNothing) {

@@ -34,7 +34,8 @@ class StoreSharingTest : public StoreFixture {
       const auto claimed = store_->Claim(lease, first, full);
       EXPECT_TRUE(claimed.ok()) << claimed.status();
       if (!claimed.ok()) return first;
-      for (const ChunkSlot& chunk : claimed->chunks) outcome.chunks.push_back(Write(chunk.slot, 16));
+      for (const ChunkSlot& chunk : claimed->chunks)
+        outcome.chunks.push_back(Write(chunk.slot, 16));
     }
     EXPECT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
     store_->AwaitTidy();

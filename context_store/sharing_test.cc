@@ -268,7 +268,8 @@ TEST_F(SharingTest, AskingIsForCallsOnContextsThatHaveNotClaimed) {
   Compute("p", "a", Ids('s', 2));
   const LeaseId stateless = OpenOf("", "");
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(stateless, 0, {Ids('s', 2)}).status()));
-  const LeaseId rebuild = table_.Open({.epoch = epoch_, .context_id = "r", .rebuild = true, .app_id = "p"})->id;
+  const LeaseId rebuild =
+      table_.Open({.epoch = epoch_, .context_id = "r", .rebuild = true, .app_id = "p"})->id;
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(rebuild, 0, {Ids('s', 2)}).status()));
   const LeaseId lease = OpenOf("p", "b");
   EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(lease, 0, {{"short"}}).status()));

@@ -89,8 +89,8 @@ class SlotPool {
   const Counts& counts() const { return counts_; }
   // Bytes of the largest gap. What is free beyond it is fragmented.
   uint64_t LargestGap() const;
-  // How many slots of `bytes` there would be room for if all slots but `staying`, and those that are
-  // quarantined for a writer, were gaps. Slots in `staying` that do not exist are ignored.
+  // How many slots of `bytes` there would be room for if all slots but `staying`, and those that
+  // are quarantined for a writer, were gaps. Slots in `staying` that do not exist are ignored.
   uint64_t PlacesBeside(std::vector<SlotAt> staying, uint64_t bytes) const;
   // Pins that have not ended: room that appears when they do.
   uint64_t pins() const { return pins_; }

@@ -590,7 +590,7 @@ void Store::AdvanceWaiting() {
   Notices notices;
   {
     absl::MutexLock lock(&mutex_);
-    if (!table_->AnyWaitsForRoom()) return;
+    if (table_->waiting_for_room() == 0) return;
     notices = Apply(table_->Advance());
   }
   notices.Tell();
@@ -609,6 +609,7 @@ void Store::RecordGauges() {
   metrics_.RecordSharing(table_->kv());
   space_locked_.Set(arena_->locks().locked_bytes());
   leases_gauge_.Set(table_->open_leases());
+  metrics_.waiting_for_room.Set(table_->waiting_for_room());
 }
 
 }  // namespace withy::context_store

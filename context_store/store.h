@@ -239,8 +239,8 @@ class Store {
   void BeginStop();
   // Reads the record, and begins to bring the context's KV into the arena. Blocks on the record.
   absl::StatusOr<LoadedContext> Load(LeaseId lease);
-  // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Makes room if need be,
-  // see MakesRoom; blocks then.
+  // As LeaseTable::Claim; LeaseListener::OnClaimed answers a claim that waits. Makes room if need
+  // be, see MakesRoom; blocks then.
   absl::StatusOr<ClaimAnswer> Claim(LeaseId lease, uint32_t first, uint32_t count,
                                     bool may_wait = true);
   // Whether a claim of `chunks` chunks would have to wait for room: chunks are written to disk or

@@ -46,6 +46,9 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
            .help = "1 while no KV is kept on disk because its directory could not be used."})),
       demoted_bytes(Bytes(recorder, "withy_store_demoted_bytes_total",
                           "Bytes of the arena freed by storing KV in fewer bits.")),
+      waiting_for_room(recorder.gauge(
+          {.name = "withy_store_waiting_for_room",
+           .help = "Calls that wait for room in the KV arena that other calls hold."})),
       kv_bytes_(Bytes(recorder, "withy_store_kv_bytes_total", "Bytes of KV given to the disk.")),
       written_bytes_(Bytes(recorder, "withy_store_kv_written_bytes_total",
                            "Bytes written to the disk for KV, checks and padding included.")),

@@ -29,6 +29,7 @@ class StoreMetrics {
   telemetry::Gauge& cleanups_left;
   telemetry::Gauge& without_disk;
   telemetry::Counter& demoted_bytes;
+  telemetry::Gauge& waiting_for_room;
 
  private:
   // Adds what `total` has grown by since the last call for this counter.

@@ -87,6 +87,14 @@ TEST(OpenAiRequestTest, ParametersBecomeFieldsOfTheContract) {
   EXPECT_FALSE(ParseChat(Chat(""))->request.has_slo());
 }
 
+TEST(OpenAiRequestTest, NothingIsLeftOutUnlessItIsAskedFor) {
+  EXPECT_EQ(ParseChat(Chat(""))->request.truncation(), v1::TRUNCATION_UNSPECIFIED);
+  EXPECT_EQ(ParseChat(Chat(R"(, "withy": {"truncation": "none"})"))->request.truncation(),
+            v1::TRUNCATION_NONE);
+  EXPECT_EQ(ParseChat(Chat(R"(, "withy": {"truncation": "oldest"})"))->request.truncation(),
+            v1::TRUNCATION_OLDEST);
+}
+
 TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
   const auto error = [](const std::string& body, const Headers& headers = {}) {
     return std::string(ParseChat(body, headers).status().message());
@@ -127,6 +135,8 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
            {R"("parallel_tool_calls": 1)", "parallel_tool_calls"},
            {R"("chat_template_kwargs": [])", "chat_template_kwargs"},
            {R"("functions": [{"name": "f"}])", "give tools instead"},
+           {R"("withy": "oldest")", "withy is of type string"},
+           {R"("withy": {"truncation": "middle"})", "withy.truncation is \"middle\""},
            {R"("model": 5)", "model"}}) {
     EXPECT_THAT(error(Chat(further)), HasSubstr(named)) << further;
   }

@@ -124,6 +124,85 @@ TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
   EXPECT_GT(after.finished.usage().context_tokens(), 10u);
 }
 
+// Sixteen callers, each a stateless call and one on a context of its own.
+class ManyCallersTest : public ::testing::Test {
+ protected:
+  static constexpr int kCallers = 16;
+
+  static v1::GenerateRequest Ask(const std::string& context_id, int caller) {
+    std::string text = "caller " + std::to_string(caller);
+    for (int i = 0; i < caller; ++i) text += " and on";
+    return UserRequest(context_id, text, 120);
+  }
+  static Answer Call(Board& board, const std::string& token, int caller) {
+    const auto stub = board.NewStub();
+    const std::string context_id = caller % 2 == 0 ? "" : CreateContext(*stub, token);
+    return Generate(*stub, token, Ask(context_id, caller), nullptr, absl::Seconds(100));
+  }
+};
+
+TEST_F(ManyCallersTest, EachGetsItsWholeAnswerInAnArenaOfAThirdOfWhatTheyNeed) {
+  std::vector<std::string> alone;
+  uint64_t needed_chunks = 0, chunk_bytes = 0;
+  {
+    Board board;
+    board.StartAll();
+    ASSERT_TRUE(board.WaitUntilServing());
+    const std::string token = board.BindApp("app");
+    for (int i = 0; i < kCallers; ++i) {
+      const Answer answer = Call(board, token, i);
+      ASSERT_TRUE(answer.status.ok()) << answer.status;
+      alone.push_back(answer.finished.text());
+      const v1::Usage& usage = answer.finished.usage();
+      needed_chunks += (usage.prompt_tokens() + usage.completion_tokens()) / 16 + 1;
+    }
+    const auto stub = board.NewStub();
+    const std::string context_id = CreateContext(*stub, token);
+    ASSERT_TRUE(Generate(*stub, token, Ask(context_id, 1)).status.ok());
+    v1::GetContextResponse context;
+    ASSERT_TRUE(GetContext(*stub, token, context_id, &context).ok());
+    chunk_bytes = context.context().resident_bytes() / ((context.context().kv_tokens() + 15) / 16);
+  }
+  Board board({"store.arena_bytes=" + std::to_string(needed_chunks * chunk_bytes / 3),
+               "model.max_batch=" + std::to_string(kCallers)});
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
+  const std::string token = board.BindApp("app");
+  std::vector<Answer> answers(kCallers);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kCallers; ++i) {
+    callers.emplace_back([&, i] { answers[static_cast<size_t>(i)] = Call(board, token, i); });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(answers[i].status.ok()) << i << ": " << answers[i].status;
+    EXPECT_EQ(answers[i].finished.text(), alone[i]) << i;
+    EXPECT_TRUE(answers[i].finished.reason() == v1::FINISH_REASON_MAX_TOKENS ||
+                answers[i].finished.reason() == v1::FINISH_REASON_END_OF_TURN)
+        << answers[i].finished.ShortDebugString();
+  }
+}
+
+// A conversation that needs more than the arena holds is told so before it is computed.
+TEST_F(ManyCallersTest, TheWindowIsWhatTheArenaHolds) {
+  Board board({"store.arena_bytes=262144"});
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
+  const std::string token = board.BindApp("app");
+  const auto stub = board.NewStub();
+  grpc::ClientContext context;
+  Authorise(&context, token);
+  v1::ListModelsResponse models;
+  ASSERT_TRUE(stub->ListModels(&context, {}, &models).ok());
+  const uint32_t window = models.models(0).context_length();
+  EXPECT_THAT(board.Log("model_worker"), ::testing::HasSubstr("the KV arena of 0 MiB holds"));
+  const Answer fits =
+      Generate(*stub, token, UserRequest("", "short", window > 100 ? window - 60 : window / 2));
+  EXPECT_TRUE(fits.status.ok()) << fits.status;
+  const Answer too_long = Generate(*stub, token, UserRequest("", std::string(2 * window, 'x'), 4));
+  EXPECT_EQ(too_long.status.code(), absl::StatusCode::kOutOfRange) << too_long.status;
+}
+
 // One context with a long message, whose KV was written to disk. There is room for
 // two more calls in its window.
 class KvRestartTest : public ::testing::Test {
