@@ -131,7 +131,7 @@ TEST_F(HttpDoorTest, WhatOtherServersTakeIsTaken) {
   const json asked = {{{"role", "user"}, {"content", "tell me a story"}}};
   const auto chat = [&](const json& messages, const json& more) {
     json body = {{"messages", messages}, {"max_tokens", 4}, {"temperature", 0}};
-    body.update(more);
+    if (!more.is_null()) body.update(more);
     return json::parse(Curl("/v1/chat/completions", body), nullptr, false);
   };
   const auto text = [](const json& answer) {
