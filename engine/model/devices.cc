@@ -3,16 +3,23 @@
 #include <algorithm>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "engine/cpu/executor.h"
+#include "engine/cuda/executor.h"
+#include "engine/cuda/open_gpu.h"
 
 namespace withy::engine {
 namespace {
 
 constexpr int32_t kMaxThreads = 256;
+constexpr int32_t kMaxGpus = 64;
 
 absl::StatusOr<const Kernels*> ChooseKernels(const std::string& name) {
   if (name.empty()) return &DefaultKernels();
@@ -25,10 +32,44 @@ absl::StatusOr<const Kernels*> ChooseKernels(const std::string& name) {
       absl::StrCat("kernel target \"", name, "\" cannot run here; these can: ", names));
 }
 
+struct Device {
+  enum class Kind : uint8_t { kCpu, kAuto, kCuda, kCudaOnCpu };
+  Kind kind = Kind::kCpu;
+  int32_t index = 0;  // of the GPU
+};
+
+absl::StatusOr<Device> ParseDevice(const std::string& name) {
+  if (name.empty() || name == "cpu") return Device{};
+  if (name == "auto") return Device{Device::Kind::kAuto};
+  if (name == "cuda") return Device{Device::Kind::kCuda};
+  if (name == "cuda-on-cpu") return Device{Device::Kind::kCudaOnCpu};
+  Device device{Device::Kind::kCuda};
+  absl::string_view index = name;
+  if (absl::ConsumePrefix(&index, "cuda:") && absl::SimpleAtoi(index, &device.index) &&
+      device.index >= 0 && device.index < kMaxGpus) {
+    return device;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("device \"", name,
+                   "\" is not known; it must be auto, cpu, cuda, or cuda:N with N "
+                   "from 0 to ",
+                   kMaxGpus - 1));
+}
+
+absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device) {
+  return device.kind == Device::Kind::kCudaOnCpu ? cuda::OpenGpuOnCpu()
+                                                 : cuda::OpenCudaGpu(device.index);
+}
+
+void Tell(const ModelOptions& options, const std::string& line) {
+  if (options.on_device) options.on_device(line);
+}
+
 }  // namespace
 
 absl::StatusOr<int> CheckDevice(const ModelOptions& options) {
   WITHY_RETURN_IF_ERROR(ChooseKernels(options.target).status());
+  WITHY_RETURN_IF_ERROR(ParseDevice(options.device).status());
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads, "; it must be 0 to ", kMaxThreads));
@@ -43,6 +84,29 @@ absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
     WeightStream* stream) {
   WITHY_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.target));
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
+  WITHY_ASSIGN_OR_RETURN(const Device device, ParseDevice(options.device));
+  if (device.kind != Device::Kind::kCpu) {
+    cuda::ExecutorOptions of_gpu;
+    if (options.matrix_unit_rows > 0) of_gpu.mma_rows = options.matrix_unit_rows;
+    absl::Status failed;
+    absl::StatusOr<std::unique_ptr<cuda::Gpu>> gpu = OpenGpu(device);
+    if (gpu.ok()) {
+      const std::string name((*gpu)->description());
+      auto executor = cuda::CudaExecutor::Create(*std::move(gpu), file, facts, tap, stream,
+                                                 options.kernel_observer, of_gpu);
+      if (executor.ok()) {
+        Tell(options, absl::StrCat("the model is computed on ", name));
+        return executor;
+      }
+      failed = executor.status();
+    } else {
+      failed = gpu.status();
+    }
+    if (device.kind != Device::Kind::kAuto) {
+      return Annotate(failed, absl::StrCat("device \"", options.device, "\""));
+    }
+    Tell(options, absl::StrCat("the model is computed on the CPU: ", failed.message()));
+  }
   return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream,
                                        options.kernel_observer);
 }

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cpu/kernels.h"
 #include "engine/model/testing.h"
 #include "gtest/gtest.h"
 
@@ -30,7 +29,7 @@ class InvarianceTest : public testing::TestWithParam<std::tuple<std::string, std
     ModelOptions options;
     options.threads = threads;
     options.max_piece_rows = piece_rows;
-    options.target = std::get<0>(GetParam());
+    UseTarget(std::get<0>(GetParam()), &options);
     options.levels = std::move(levels);
     return OpenTiny(folder_, path_, options);
   }
@@ -157,7 +156,7 @@ TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
   for (const int threads : {1, 2}) {
     std::atomic<bool> stop = false;
     ModelOptions options;
-    options.target = std::get<0>(GetParam());
+    UseTarget(std::get<0>(GetParam()), &options);
     options.threads = threads;
     options.layer_tap = [&stop](int32_t, std::span<const float>) { stop = true; };
     const auto model = OpenTiny(folder_, path_, options);
@@ -336,7 +335,7 @@ TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
     SynthShape shape = TinyShape();
     shape.levels = {lowest, 70};
     ModelOptions options;
-    options.target = std::get<0>(GetParam());
+    UseTarget(std::get<0>(GetParam()), &options);
     const std::string path =
         WriteTiny(folder_, shape, *FindSynthType(std::get<1>(GetParam())), "elastic.gguf");
     std::vector<std::vector<float>> logits;
@@ -352,14 +351,8 @@ TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
   }
 }
 
-std::vector<std::string> TargetNames() {
-  std::vector<std::string> names;
-  for (const Target target : SupportedTargets()) names.emplace_back(KernelsFor(target)->name);
-  return names;
-}
-
 INSTANTIATE_TEST_SUITE_P(Targets, InvarianceTest,
-                         testing::Combine(testing::ValuesIn(TargetNames()),
+                         testing::Combine(testing::ValuesIn(TestTargets()),
                                           testing::Values("q8_0", "q4_0", "f16")),
                          [](const auto& tested) {
                            std::string name =

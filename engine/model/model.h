@@ -131,6 +131,16 @@ struct ModelInfo {
 using ProgressFn = std::function<void(double done, std::string_view what)>;
 
 struct ModelOptions {
+  // What computes: "" or "cpu": the processor; "cuda": the first GPU, "cuda:N": GPU number N;
+  // "auto": the first GPU if there is one that passes its self-check, else the processor.
+  // "cuda-on-cpu" runs the GPU's kernels on the processor, in tests that link it
+  // (cuda/on_cpu/gpu_on_cpu.h).
+  std::string device;
+  // Told in one line why "auto" computes on the processor, or which GPU it takes.
+  std::function<void(std::string_view)> on_device;
+  // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured when
+  // the model is opened. Results do not depend on it.
+  int32_t matrix_unit_rows = 0;
   int32_t threads = 0;  // 0: one per core
   // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
   // this CPU supports.
@@ -183,7 +193,7 @@ class Pass {
   // Whether a paused pass needs blocks that are still not in place: the next Run does nothing.
   virtual bool WaitsForKv() const = 0;
   // Not OK after a Run that failed: streamed weights cannot be read (errors as
-  // WeightStream::Await). The next Run tries again.
+  // WeightStream::Await), or the device failed (INTERNAL, RESOURCE_EXHAUSTED). The next Run tries again.
   virtual absl::Status status() const { return absl::OkStatus(); }
   // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;
