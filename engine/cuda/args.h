@@ -271,21 +271,10 @@ struct AttendArgs {
   bool densities = false;
   // The merge.
   Inputs to = {};
-  float* attended = nullptr;  // [row, heads * head_dim]; null: heads have whole blocks
   bool quantise = false;
   bool keep_floats = false;
   float* density = nullptr;  // [planned row, head, density_stride], added to
   int density_stride = 0;
-};
-
-// `to` = x [rows, width].
-struct QuantiseArgs {
-  const float* x = nullptr;
-  int width = 0;
-  int rows = 0;
-  Inputs to = {};
-  bool quantise = false;
-  bool keep_floats = false;
 };
 
 }  // namespace withy::engine::cuda

@@ -564,16 +564,6 @@ WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) MergeKernel(AttendArgs args) {
     }
     RotateHead(s.head_dim, s.rotation, &head);
   }
-  if (args.attended != nullptr) {  // heads end within blocks: another kernel makes the inputs
-#pragma unroll
-    for (int j = 0; j < kHeadRegisters; ++j) {
-      const int d = j * 32 + lane;
-      if (d < s.head_dim) {
-        Store(args.attended + (int64_t{row} * s.heads + h) * s.head_dim + d, head.v[j]);
-      }
-    }
-    return;
-  }
 #pragma unroll
   for (int j = 0; j < kHeadRegisters; ++j) {
     if (j * 32 >= s.head_dim) break;

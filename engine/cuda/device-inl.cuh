@@ -14,23 +14,6 @@
 
 namespace withy::engine::WITHY_GPU {
 
-// Sum and maximum over a warp, in all lanes. Order of the additions: pairs 16 lanes apart first.
-WITHY_DEVICE float WarpSum(float v) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += ShuffleXor(v, d);
-  return v;
-}
-WITHY_DEVICE int32_t WarpSum(int32_t v) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += ShuffleXor(v, d);
-  return v;
-}
-WITHY_DEVICE float WarpMax(float v) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v = Max(v, ShuffleXor(v, d));
-  return v;
-}
-
 // Nearest integer (ties to even) of |x| < 2^22.
 WITHY_DEVICE int32_t RoundToInt(float x) { return FloatBits(x + 12582912.0f) - 0x4b400000; }
 

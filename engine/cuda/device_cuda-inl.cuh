@@ -103,4 +103,21 @@ WITHY_DEVICE float BitsFloat(int32_t v) { return __int_as_float(v); }
 WITHY_DEVICE float HalfFloat(uint16_t v) { return __half2float(__ushort_as_half(v)); }
 WITHY_DEVICE uint16_t FloatHalf(float v) { return __half_as_ushort(__float2half_rn(v)); }
 
+// Sum and maximum over a warp, in all lanes. Order of the additions: lanes 16 apart first.
+WITHY_DEVICE float WarpSum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += ShuffleXor(v, d);
+  return v;
+}
+WITHY_DEVICE int32_t WarpSum(int32_t v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += ShuffleXor(v, d);
+  return v;
+}
+WITHY_DEVICE float WarpMax(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = Max(v, ShuffleXor(v, d));
+  return v;
+}
+
 }  // namespace withy::engine::gpu

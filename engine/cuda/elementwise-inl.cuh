@@ -254,15 +254,6 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) NormKernel(NormArgs args) {
   }
 }
 
-WITHY_GLOBAL void WITHY_THREADS(kThreads) QuantiseKernel(QuantiseArgs args) {
-  const int row = BlockX();
-  for (int block = ThreadX() / 32; block * 32 < args.width; block += kThreads / 32) {
-    const int k = block * 32 + ThreadX() % 32;
-    const float v = k < args.width ? Load(args.x + int64_t{row} * args.width + k) : 0.0f;
-    WriteBlock(args.to, row, block, v, args.quantise, args.keep_floats);
-  }
-}
-
 // Moves the wanted rows to the front. A row is never behind the place that it moves to.
 WITHY_GLOBAL void WITHY_THREADS(kThreads) KeepKernel(KeepArgs args) {
   const int k = BlockX() * kThreads + ThreadX();

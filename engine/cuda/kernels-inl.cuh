@@ -70,11 +70,7 @@ inline void Merge(void* stream, const AttendArgs& args) {
          kHeadWarps * 32, 0, stream, args);
 }
 
-inline void Quantise(void* stream, const QuantiseArgs& args) {
-  Launch("quantise", QuantiseKernel, {args.rows, 1, 1}, kThreads, 0, stream, args);
-}
-
 inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge,    Quantise};
+                                     Gather, Keep,  Attend, Merge};
 
 }  // namespace withy::engine::WITHY_GPU

@@ -21,7 +21,6 @@ struct Kernels {
   void (*keep)(void* stream, const KeepArgs& args);
   void (*attend)(void* stream, const AttendArgs& args);
   void (*merge)(void* stream, const AttendArgs& args);
-  void (*quantise)(void* stream, const QuantiseArgs& args);
 };
 
 }  // namespace withy::engine::cuda

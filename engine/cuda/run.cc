@@ -29,7 +29,6 @@ CudaRun::CudaRun(CudaExecutor& executor)
       q_(gpu_),
       k_(gpu_),
       v_(gpu_),
-      attended_(gpu_),
       lora_(gpu_),
       query_bytes_(gpu_),
       parts_(gpu_),
@@ -49,7 +48,6 @@ CudaRun::CudaRun(CudaExecutor& executor)
                    .epsilon = s.rms_epsilon};
   const KvGeometry geometry{s.layers, s.kv_heads, s.head_dim};
   block_bytes_ = static_cast<uint32_t>(geometry.BlockBytes());
-  whole_blocks_ = s.head_dim % kQuantBlock == 0;
 }
 
 void CudaRun::Start(const Program& program, const RowPlan& plan, const Batch& batch,
@@ -315,7 +313,6 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
                   .bias = weights_.key_bias(op.layer),
                   .parts = parts_.as<float>(),
                   .to = attention_input_.get(),
-                  .attended = whole_blocks_ ? nullptr : attended_.as<float>(),
                   .quantise = attention_input_.quantise(),
                   .keep_floats = attention_input_.keep_floats()};
   if (density_chunks_ > 0 && !last) {
@@ -332,13 +329,6 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
     kernels_.attend(gpu_.stream(), args);
     kernels_.merge(gpu_.stream(), args);
   }
-  if (whole_blocks_) return;
-  kernels_.quantise(gpu_.stream(), {.x = attended_.as<float>(),
-                                    .width = s.q_rows(),
-                                    .rows = op.rows,
-                                    .to = attention_input_.get(),
-                                    .quantise = attention_input_.quantise(),
-                                    .keep_floats = attention_input_.keep_floats()});
 }
 
 absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
@@ -391,7 +381,6 @@ absl::Status CudaRun::ReserveBuffers() {
   WITHY_RETURN_IF_ERROR(q_.Reserve(floats(rows, s.q_rows())));
   WITHY_RETURN_IF_ERROR(k_.Reserve(floats(rows, s.kv_rows())));
   WITHY_RETURN_IF_ERROR(v_.Reserve(floats(rows, s.kv_rows())));
-  if (!whole_blocks_) WITHY_RETURN_IF_ERROR(attended_.Reserve(floats(rows, s.q_rows())));
   if (program_->low_rank) {
     WITHY_RETURN_IF_ERROR(lora_.Reserve(floats(rows, 7 * executor_.facts().lora_rank)));
   }

@@ -89,8 +89,7 @@ class CudaRun final : public ProgramRun {
   const Kernels& kernels_;
   DeviceWeights& weights_;
   Shape kernel_shape_;
-  uint32_t block_bytes_ = 0;   // of kQ8
-  bool whole_blocks_ = false;  // heads are whole blocks of inputs
+  uint32_t block_bytes_ = 0;  // of kQ8
 
   // Of the program.
   const Program* program_ = nullptr;
@@ -132,7 +131,6 @@ class CudaRun final : public ProgramRun {
   Buffer q_;
   Buffer k_;
   Buffer v_;
-  Buffer attended_;
   Buffer lora_;
   Buffer query_bytes_;
   Queries queries_;

@@ -2,6 +2,10 @@
 // lanes.
 #pragma once
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -152,6 +156,41 @@ WITHY_DEVICE void MmaS8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t 
   }
 }
 
+// Combines the values of all lanes, lanes 16 apart first. One collective takes the place of five
+// shuffles and gives their bits.
+template <typename T, typename Op>
+WITHY_DEVICE T WarpCombine(T v, Op op, const Site& site) {
+  for (int i = 0; i < 5; ++i) Tell(on_cpu::Instruction::kShuffle);
+  on_cpu::Thread& thread = *on_cpu::current;
+  on_cpu::Warp& warp = *thread.warp;
+  auto& slots = thread.NextSlots();
+  const uint32_t turn = thread.turn;
+  slots[static_cast<size_t>(thread.lane)].words[0] = std::bit_cast<uint32_t>(v);
+  thread.StopAt(on_cpu::Stop::kWarp, site);
+  if (warp.combined_turn != turn) {
+    T values[on_cpu::kWarpLanes];
+    for (size_t i = 0; i < slots.size(); ++i) values[i] = std::bit_cast<T>(slots[i].words[0]);
+    for (size_t d = 16; d > 0; d /= 2) {
+      for (size_t i = 0; i < d; ++i) values[i] = op(values[i], values[i + d]);
+    }
+    warp.combined = std::bit_cast<uint32_t>(values[0]);
+    warp.combined_turn = turn;
+  }
+  return std::bit_cast<T>(warp.combined);
+}
+WITHY_DEVICE float WarpSum(float v, const Site& site = Site::current()) {
+  return WarpCombine(
+      v, [](float a, float b) { return a + b; }, site);
+}
+WITHY_DEVICE int32_t WarpSum(int32_t v, const Site& site = Site::current()) {
+  return WarpCombine(
+      v, [](int32_t a, int32_t b) { return a + b; }, site);
+}
+WITHY_DEVICE float WarpMax(float v, const Site& site = Site::current()) {
+  return WarpCombine(
+      v, [](float a, float b) { return a > b ? a : b; }, site);
+}
+
 WITHY_DEVICE float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 WITHY_DEVICE float Divide(float a, float b) { return a / b; }
 WITHY_DEVICE float SquareRoot(float a) { return std::sqrt(a); }
@@ -159,7 +198,11 @@ WITHY_DEVICE float Max(float a, float b) { return a > b ? a : b; }
 WITHY_DEVICE float Abs(float a) { return std::fabs(a); }
 WITHY_DEVICE int32_t FloatBits(float v) { return std::bit_cast<int32_t>(v); }
 WITHY_DEVICE float BitsFloat(int32_t v) { return std::bit_cast<float>(v); }
+#if defined(__F16C__)
+WITHY_DEVICE float HalfFloat(uint16_t v) { return _cvtsh_ss(v); }
+#else
 WITHY_DEVICE float HalfFloat(uint16_t v) { return F16ToF32(v); }
+#endif
 WITHY_DEVICE uint16_t FloatHalf(float v) { return F32ToF16(v); }
 
 }  // namespace withy::engine::gpu_on_cpu

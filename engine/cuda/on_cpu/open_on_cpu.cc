@@ -3,6 +3,13 @@
 
 namespace withy::engine::cuda {
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpuOnCpu() { return std::make_unique<on_cpu::GpuOnCpu>(); }
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpuOnCpu() {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
+    return absl::UnimplementedError("the test device needs a CPU with FMA and F16C");
+  }
+#endif
+  return std::make_unique<on_cpu::GpuOnCpu>();
+}
 
 }  // namespace withy::engine::cuda

@@ -8,10 +8,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "boost/context/fixedsize_stack.hpp"
 
 namespace withy::engine::on_cpu {
+
+using boost::context::detail::jump_fcontext;
+using boost::context::detail::make_fcontext;
+using boost::context::detail::transfer_t;
+
 namespace {
+
+bool SamePlace(const std::source_location& a, const std::source_location& b) {
+  return a.line() == b.line() && a.file_name() == b.file_name();
+}
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kSharedAlignment = 128;
@@ -54,21 +62,60 @@ void Runner::MakeThreads(int threads) {
     thread.warp = warps_.back().get();
     thread.index = index;
     thread.lane = index % kWarpLanes;
-    // A fiber lives as long as the runner and runs one kernel after the other.
-    thread.fiber =
-        boost::context::fiber(std::allocator_arg, boost::context::fixedsize_stack(kStackBytes),
-                              [this, &thread](boost::context::fiber&& scheduler) {
-                                thread.scheduler = std::move(scheduler);
-                                for (;;) {
-                                  (*kernel_)();
-                                  thread.StopAt(Stop::kDone, std::source_location::current());
-                                }
-                                return std::move(thread.scheduler);
-                              });
+    stacks_.push_back(std::make_unique_for_overwrite<std::byte[]>(kStackBytes));
+    MakeFiber(thread);
   }
 }
 
-std::vector<int>& Runner::Ordered(int count, std::vector<int>* order) {
+void Runner::MakeFiber(Thread& thread) {
+  std::byte* stack = stacks_[static_cast<size_t>(thread.index)].get();
+  thread.context = make_fcontext(stack + kStackBytes, kStackBytes, RunFiber);
+}
+
+void Runner::RunFiber(transfer_t from) {
+  Runner& runner = *current->runner;
+  runner.Arrive(from);
+  Thread& thread = *current;
+  for (;;) {
+    (*runner.kernel_)();
+    thread.StopAt(Stop::kDone, std::source_location::current());
+  }
+}
+
+void Runner::Arrive(transfer_t from) {
+  if (from.data == nullptr) {
+    scheduler_ = from.fctx;
+  } else {
+    static_cast<Thread*>(from.data)->context = from.fctx;
+  }
+}
+
+void Runner::Leave(Thread& thread) {
+  while (++position_ < kWarpLanes) {
+    Thread& next =
+        *threads_[static_cast<size_t>(warp_begin_ + lane_order_[static_cast<size_t>(position_)])];
+    if (next.stop != Stop::kReady) continue;
+    current = &next;
+    Arrive(jump_fcontext(next.context, &thread));
+    return;
+  }
+  current = nullptr;
+  Arrive(jump_fcontext(scheduler_, &thread));
+}
+
+void Thread::StopAt(Stop at, const std::source_location& where) {
+  stop = at;
+  site = where;
+  if (runner->first_stop_ == Stop::kReady) {
+    runner->first_stop_ = at;
+    runner->first_site_ = where;
+  } else if (runner->first_stop_ != at || !SamePlace(runner->first_site_, where)) {
+    runner->diverged_ = true;
+  }
+  runner->Leave(*this);
+}
+
+const std::vector<int>& Runner::Ordered(int count, std::vector<int>* order) {
   if (static_cast<int>(order->size()) != count || options_.order == Order::kRandom) {
     order->resize(static_cast<size_t>(count));
     std::iota(order->begin(), order->end(), 0);
@@ -126,39 +173,33 @@ void Runner::RunBlock() {
 }
 
 bool Runner::RunWarp(int warp) {
-  const int begin = warp * kWarpLanes;
-  const int end = begin + kWarpLanes;
+  warp_begin_ = warp * kWarpLanes;
+  const auto thread = [this](int lane) -> Thread& {
+    return *threads_[static_cast<size_t>(warp_begin_ + lane)];
+  };
   for (;;) {
-    for (const int lane : Ordered(kWarpLanes, &lane_order_)) {
-      Resume(*threads_[static_cast<size_t>(begin + lane)]);
-    }
-    const Stop stop = threads_[static_cast<size_t>(begin)]->stop;
-    if (!AllAt(begin, end, stop)) {
-      ReportDivergence(begin, end);
+    const std::vector<int>& order = Ordered(kWarpLanes, &lane_order_);
+    first_stop_ = Stop::kReady;
+    diverged_ = false;
+    position_ = 0;
+    current = &thread(order[0]);
+    const transfer_t from = jump_fcontext(current->context, nullptr);
+    static_cast<Thread*>(from.data)->context = from.fctx;
+    if (diverged_) {
+      ReportDivergence(warp_begin_, warp_begin_ + kWarpLanes);
       return false;
     }
-    if (stop != Stop::kWarp) return true;
+    if (first_stop_ != Stop::kWarp) return true;
     if (watch_.on()) watch_.OnWarpBarrier(warp);
-    for (int i = begin; i < end; ++i) threads_[static_cast<size_t>(i)]->stop = Stop::kReady;
+    for (int lane = 0; lane < kWarpLanes; ++lane) thread(lane).stop = Stop::kReady;
   }
-}
-
-void Runner::Resume(Thread& thread) {
-  if (thread.stop != Stop::kReady) return;
-  current = &thread;
-  thread.fiber = std::move(thread.fiber).resume();
-  current = nullptr;
 }
 
 bool Runner::AllAt(int begin, int end, Stop stop) const {
   const std::source_location& site = threads_[static_cast<size_t>(begin)]->site;
-  for (int i = begin; i < end; ++i) {
+  for (int i = begin; i < end; i += kWarpLanes) {  // the threads of a warp are at the same place
     const Thread& thread = *threads_[static_cast<size_t>(i)];
-    if (thread.stop != stop) return false;
-    if (stop != Stop::kDone &&
-        (thread.site.line() != site.line() || thread.site.file_name() != site.file_name())) {
-      return false;
-    }
+    if (thread.stop != stop || !SamePlace(thread.site, site)) return false;
   }
   return true;
 }
@@ -168,9 +209,7 @@ void Runner::ReportDivergence(int begin, int end) {
   const Thread& first = *threads_[static_cast<size_t>(begin)];
   for (int i = begin; i < end; ++i) {
     const Thread& thread = *threads_[static_cast<size_t>(i)];
-    const bool same = thread.stop == first.stop && thread.site.line() == first.site.line() &&
-                      thread.site.file_name() == first.site.file_name();
-    if (same) continue;
+    if (thread.stop == first.stop && SamePlace(thread.site, first.site)) continue;
     watch_.Report(
         Finding::Kind::kDivergentBarrier, i,
         absl::StrCat("it is at ", Name(thread.stop), " (", Place(thread.site), ") while thread ",
@@ -178,9 +217,11 @@ void Runner::ReportDivergence(int begin, int end) {
     break;
   }
   if (watch_.on()) watch_.EndBlock();
-  threads_.clear();
-  warps_.clear();
-  MakeThreads(block_threads_);
+  for (const std::unique_ptr<Warp>& warp : warps_) warp->combined_turn = 0;
+  for (const std::unique_ptr<Thread>& thread : threads_) {
+    thread->turn = 0;
+    MakeFiber(*thread);
+  }
 }
 
 }  // namespace withy::engine::on_cpu

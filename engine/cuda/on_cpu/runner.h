@@ -7,7 +7,7 @@
 #pragma once
 
 #include <array>
-#include <boost/context/fiber.hpp>
+#include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,30 +42,28 @@ struct Warp {
     uint32_t words[6];
   };
   std::array<std::array<Slot, kWarpLanes>, 2> slots;
+  // What the first lane has made of all slots, for the others; of the collective `combined_turn`.
+  uint32_t combined = 0;
+  uint32_t combined_turn = 0;
 };
 
 class Runner;
 
-// One CUDA thread.
+// One CUDA thread. Its fiber runs one kernel after the other.
 struct Thread {
   Runner* runner = nullptr;
   Warp* warp = nullptr;
   int index = 0;  // within the block
   int lane = 0;
-  uint32_t turn = 0;  // which set of slots the next collective uses
+  uint32_t turn = 0;  // number of collectives so far
   Stop stop = Stop::kReady;
-  std::source_location site;  // of the stop
-  boost::context::fiber fiber;
-  boost::context::fiber scheduler;  // valid while the thread runs
+  std::source_location site;                             // of the stop
+  boost::context::detail::fcontext_t context = nullptr;  // while it does not run
 
   // Returns once all threads of the warp (kWarp) or of the block (kBlock) are at the same place.
-  void StopAt(Stop at, const std::source_location& where) {
-    stop = at;
-    site = where;
-    scheduler = std::move(scheduler).resume();
-  }
+  void StopAt(Stop at, const std::source_location& where);
   // The slots of the next collective.
-  std::array<Warp::Slot, kWarpLanes>& NextSlots() { return warp->slots[turn++ % 2]; }
+  std::array<Warp::Slot, kWarpLanes>& NextSlots() { return warp->slots[++turn % 2]; }
 };
 
 // The thread that runs at present; null outside of kernels.
@@ -92,19 +90,27 @@ class Runner {
   std::byte* shared() const { return shared_; }
 
  private:
+  friend struct Thread;
+
   void RunBlock();
   // Runs the threads of a warp until they are at a barrier or done. Returns false if they diverge.
   bool RunWarp(int warp);
-  void Resume(Thread& thread);
   bool AllAt(int begin, int end, Stop stop) const;
   void ReportDivergence(int begin, int end);
   void MakeThreads(int threads);
-  std::vector<int>& Ordered(int count, std::vector<int>* order);
+  void MakeFiber(Thread& thread);
+  static void RunFiber(boost::context::detail::transfer_t from);
+  // Goes on with the next thread of the warp, or with the scheduler.
+  void Leave(Thread& thread);
+  // Notes where control came from.
+  void Arrive(boost::context::detail::transfer_t from);
+  const std::vector<int>& Ordered(int count, std::vector<int>* order);
 
   const RunnerOptions options_;
   Watch watch_;
   std::mt19937 random_;
   std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<std::unique_ptr<std::byte[]>> stacks_;
   std::vector<std::unique_ptr<Warp>> warps_;
   std::vector<std::byte> shared_memory_;
   std::vector<int> lane_order_;
@@ -116,6 +122,13 @@ class Runner {
   size_t shared_bytes_ = 0;
   std::byte* shared_ = nullptr;
   Dim block_;
+  // Of the warp that runs.
+  boost::context::detail::fcontext_t scheduler_ = nullptr;
+  int warp_begin_ = 0;
+  int position_ = 0;  // in lane_order_
+  Stop first_stop_ = Stop::kReady;
+  std::source_location first_site_;
+  bool diverged_ = false;
 };
 
 }  // namespace withy::engine::on_cpu
