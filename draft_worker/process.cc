@@ -96,6 +96,7 @@ class DraftWorker final : public rpc::Process {
     kernels_->Watch(false);  // not while the board is measured
     engine::ServedModelOptions options = engine::OptionsFromWire(draft, config.state_dir());
     options.model.kernel_observer = kernels_.get();
+    options.model.on_device = [](std::string_view line) { spdlog::info("{}", line); };
     WITHY_ASSIGN_OR_RETURN(model_, engine::OpenServedModel(options));
     kernels_->set_layers(model_->bundle.model->info().layers);
     WITHY_ASSIGN_OR_RETURN(

@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
       spdlog::info("packing {} into {}: {} %", options.path, options.model.cache_dir, tenth * 10);
     }
   };
+  options.model.on_device = [](std::string_view line) { spdlog::info("{}", line); };
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
   if (!model->bundle.chat.note().empty()) spdlog::warn("{}", model->bundle.chat.note());

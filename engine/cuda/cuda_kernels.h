@@ -8,4 +8,7 @@ namespace withy::engine::cuda {
 
 const Kernels& CudaKernels();
 
+// Whether this program has kernels for the current device: cudaSuccess (0) or the error.
+int CheckKernelImage();
+
 }  // namespace withy::engine::cuda

@@ -9,7 +9,7 @@
 #define WITHY_GPU gpu
 #define WITHY_DEVICE __device__ __forceinline__
 #define WITHY_GLOBAL __global__
-#define WITHY_THREADS(n) __launch_bounds__(n)
+#define WITHY_THREADS(n) __launch_bounds__(n, 1)
 
 namespace withy::engine::gpu {
 

@@ -9,11 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cuda/on_cpu/gpu_on_cpu.h"
+#include "engine/cuda/self_check.h"
 #include "engine/model/testing.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace withy::engine {
 namespace {
+
+using on_cpu::GpuOnCpu;
+using testing::HasSubstr;
 
 constexpr double kLeastCosine = 0.999;
 
@@ -162,6 +168,144 @@ TEST_F(CudaExecutorTest, ProductPathsAreEqual) {
       logits.push_back(RunRows(*model, ScratchKv(model->info(), 16), PlainRows(tokens)));
     }
     EXPECT_EQ(logits[0], logits[1]);
+  }
+}
+
+// Prefill, decoding and a tree, of rows of two levels with LoRA, over KV of several formats.
+std::vector<float> RunEverything(Model& model) {
+  const int32_t vocab = model.info().vocab_size;
+  const std::vector<int32_t> tokens = SomeTokens(40, vocab);
+  ScratchKv kv(model.info(), 64);
+  std::vector<float> all;
+  const auto run = [&](std::span<const Row> rows) {
+    const std::vector<float> logits = RunRows(model, kv, rows);
+    all.insert(all.end(), logits.begin(), logits.end());
+  };
+  std::vector<Row> rows = PlainRows(std::span(tokens).first(34));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].want_logits = i % 7 == 0;
+  run(rows);
+  kv.Encode(0, KvFormat::kQ4Q2);
+  kv.Encode(1, KvFormat::kQ4);
+  rows = PlainRows(std::span(tokens).subspan(34, 2), 34);
+  rows[1].level = 0;
+  run(std::span(rows).first(1));
+  run(std::span(rows).last(1));
+  const std::vector<int32_t> ancestors = {40};
+  run(std::vector<Row>{{.token = tokens[37], .position = 36, .slot = 40, .want_logits = true},
+                       {.token = tokens[38],
+                        .position = 37,
+                        .slot = 51,
+                        .want_logits = true,
+                        .ancestor_slots = ancestors},
+                       {.token = tokens[39],
+                        .position = 37,
+                        .slot = 44,
+                        .want_logits = true,
+                        .ancestor_slots = ancestors}});
+  return all;
+}
+
+// No kernel races, diverges or leaves its memory, and the order of blocks and threads changes
+// nothing.
+TEST_F(CudaExecutorTest, KernelsAreRightInEveryOrder) {
+  SynthShape shape = TinyShape();
+  shape.layers = 2;
+  shape.d_model = shape.d_ff = 128;
+  shape.heads = 4;
+  shape.kv_heads = 1;
+  shape.vocab_size = 320;
+  shape.levels = {60};
+  const std::string path = WriteTiny(folder_, shape, GgmlType::kQ4_0);
+  std::vector<float> expected;
+  for (const on_cpu::Order order :
+       {on_cpu::Order::kForward, on_cpu::Order::kReverse, on_cpu::Order::kRandom}) {
+    GpuOnCpu* gpu = nullptr;
+    ModelOptions options;
+    options.device = "cuda";
+    options.open_gpu = [&](int32_t) {
+      auto made = std::make_unique<GpuOnCpu>(
+          on_cpu::RunnerOptions{.order = order, .seed = 9, .checks = true});
+      gpu = made.get();
+      return made;
+    };
+    const auto model = OpenTiny(folder_, path, options);
+    ASSERT_NE(gpu, nullptr);
+    const std::vector<float> logits = RunEverything(*model);
+    EXPECT_TRUE(gpu->runner().watch().findings().empty())
+        << on_cpu::Describe(gpu->runner().watch().findings().front());
+    if (expected.empty()) expected = logits;
+    EXPECT_EQ(logits, expected) << "order " << static_cast<int>(order);
+  }
+}
+
+TEST_F(CudaExecutorTest, SelfCheckPassesAndFindsWrongKernels) {
+  GpuOnCpu gpu;
+  const absl::Status right = cuda::SelfCheck(gpu);
+  EXPECT_TRUE(right.ok()) << right;
+  // A card whose products lose their scales.
+  class Broken final : public cuda::Gpu {
+   public:
+    Broken() : kernels_(inner_.kernels()) {
+      kernels_.repack = [](void* stream, const cuda::PackedArgs& args) {
+        cuda::PackedArgs wrong = args;
+        wrong.blocks = 1;
+        GpuOnCpu().kernels().repack(stream, wrong);
+      };
+    }
+    std::string_view target() const override { return inner_.target(); }
+    std::string_view description() const override { return "a broken card"; }
+    const cuda::Kernels& kernels() const override { return kernels_; }
+    void* stream() override { return inner_.stream(); }
+    absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_.Allocate(bytes); }
+    void Free(void* memory) override { inner_.Free(memory); }
+    absl::Status Upload(void* to, const void* from, size_t bytes) override {
+      return inner_.Upload(to, from, bytes);
+    }
+    absl::Status Download(void* to, const void* from, size_t bytes) override {
+      return inner_.Download(to, from, bytes);
+    }
+    absl::Status Zero(void* to, size_t bytes) override { return inner_.Zero(to, bytes); }
+    absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override { return inner_.MapKv(memory); }
+    absl::Status Mark(int) override { return absl::OkStatus(); }
+    absl::Status WaitFor(int) override { return absl::OkStatus(); }
+    absl::Status Wait() override { return absl::OkStatus(); }
+
+   private:
+    GpuOnCpu inner_;
+    cuda::Kernels kernels_;
+  };
+  Broken broken;
+  const absl::Status wrong = cuda::SelfCheck(broken);
+  EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(wrong.ToString(), HasSubstr("model.device"));
+}
+
+// Without a GPU "auto" computes on the CPU and says why; "cuda" is an error that says the same.
+TEST_F(CudaExecutorTest, AutoGoesOnWithoutGpu) {
+  const std::string path = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  std::string told;
+  ModelOptions options;
+  options.cache_dir = folder_.path();
+  options.threads = 1;
+  options.on_device = [&told](std::string_view line) { told = line; };
+  options.open_gpu = [](int32_t index) -> absl::StatusOr<std::unique_ptr<cuda::Gpu>> {
+    return absl::NotFoundError("there is no GPU number " + std::to_string(index));
+  };
+  options.device = "auto";
+  const auto model = Model::Open(path, options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_NE((*model)->target(), "cuda");
+  EXPECT_EQ(told, "the model is computed on the CPU: there is no GPU number 0");
+  options.device = "cuda:3";
+  const auto refused = Model::Open(path, options);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(refused.status().ToString(),
+              HasSubstr("device \"cuda:3\": there is no GPU number 3"));
+  for (const char* name : {"gpu", "cuda:", "cuda:-1", "cuda:64", "cuda:1x", "CPU"}) {
+    options.device = name;
+    const auto unknown = Model::Open(path, options);
+    EXPECT_EQ(unknown.status().code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_THAT(unknown.status().ToString(), HasSubstr("auto, cpu, cuda"));
   }
 }
 

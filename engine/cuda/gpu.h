@@ -25,6 +25,8 @@ class Gpu {
   virtual std::string_view target() const = 0;
   // For people: "NVIDIA Orin (cuda:0, sm_87)".
   virtual std::string_view description() const = 0;
+  // Whether how long its kernels take says anything.
+  virtual bool has_times() const { return true; }
   virtual const Kernels& kernels() const = 0;
   virtual void* stream() = 0;  // for launches
 

@@ -28,11 +28,15 @@ inline void Norm(void* stream, const NormArgs& args, int rows) {
 template <int R, bool kMma, bool kFused>
 inline void LaunchProducts(void* stream, const ProductArgs& args) {
   const char* const name = kFused ? "gate_up" : "product";
-  Launch(name, ProductKernel<R, kMma, kFused>, {args.strips, (args.rows + R - 1) / R, 1}, kThreads,
+  Launch(name, ProductKernel<R, kMma, kFused>, {(args.rows + R - 1) / R, args.strips, 1}, kThreads,
          sizeof(float) * ProductSharedFloats(R, kFused), stream, args);
 }
 
 inline void Products(void* stream, const ProductArgs& args, ProductPath path, bool fused) {
+  if (path == ProductPath::kMma && args.rows > 8) {
+    return fused ? LaunchProducts<16, true, true>(stream, args)
+                 : LaunchProducts<16, true, false>(stream, args);
+  }
   if (path == ProductPath::kMma) {
     return fused ? LaunchProducts<8, true, true>(stream, args)
                  : LaunchProducts<8, true, false>(stream, args);

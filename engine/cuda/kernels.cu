@@ -32,4 +32,9 @@ namespace withy::engine::cuda {
 
 const Kernels& CudaKernels() { return gpu::kKernels; }
 
+int CheckKernelImage() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, gpu::EmbedKernel);
+}
+
 }  // namespace withy::engine::cuda

@@ -159,27 +159,50 @@ WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const St
   }
 }
 
-// The same of 8 rows, by mma.
+// What mma needs of the inputs of 8 rows, of one group.
+struct MmaInputs {
+  uint32_t x[kGroupBlocks][2];  // fragments of B
+  Words4 scales[2];             // by block, of the two rows whose sums the lane has
+  Words4 sums[2];
+};
+
 template <WeightType kType>
+WITHY_DEVICE MmaInputs LoadMmaInputs(const Inputs& in, const StripRows& rows, int first,
+                                     int group) {
+  const int lane = ThreadX() % 32;
+  const int t = lane % 4;
+  const auto row_of = [&](int r) {
+    return rows.first + (first + r < rows.count ? first + r : rows.count - 1);
+  };
+  MmaInputs inputs;
+  LoadInputs(in, row_of(lane / 4), group, t, inputs.x);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t at = int64_t{row_of(2 * t + i)} * in.groups + group;
+    inputs.scales[i] = LoadConst(reinterpret_cast<const Words4*>(in.scales) + at);
+    if (kType == WeightType::kQ8) {
+      inputs.sums[i] = {};
+    } else {
+      inputs.sums[i] = LoadConst(reinterpret_cast<const Words4*>(in.sums) + at);
+    }
+  }
+  return inputs;
+}
+
+// The same of R rows, a multiple of 8, by mma.
+template <WeightType kType, int R>
 WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
                           int part, const PartSums& sums) {
+  constexpr int kEights = R / 8;
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int t = lane % 4;
-  const auto row_of = [&](int r) { return rows.first + (r < rows.count ? r : rows.count - 1); };
-  float acc[kStripTiles][4][kGroupBlocks] = {};
+  float acc[kStripTiles][kEights][4][kGroupBlocks] = {};
   for (int group = part; group * kGroupBlocks < rows.blocks; group += kParts) {
-    uint32_t x[kGroupBlocks][2];
-    LoadInputs(in, row_of(g), group, t, x);
-    Words4 scales_of[2];
-    Words4 sums_of[2] = {};
+    MmaInputs inputs[kEights];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t at = int64_t{row_of(2 * t + i)} * in.groups + group;
-      scales_of[i] = LoadConst(reinterpret_cast<const Words4*>(in.scales) + at);
-      if (kType != WeightType::kQ8) {
-        sums_of[i] = LoadConst(reinterpret_cast<const Words4*>(in.sums) + at);
-      }
+    for (int e = 0; e < kEights; ++e) {
+      inputs[e] = LoadMmaInputs<kType>(in, rows, e * 8, group);
     }
 #pragma unroll
     for (int n = 0; n < kStripTiles; ++n) {
@@ -195,21 +218,25 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
       }
 #pragma unroll
       for (int b = 0; b < kGroupBlocks; ++b) {
-        int32_t c[4] = {};
-        MmaS8(c, a[b], x[b]);
         const bool live = group * kGroupBlocks + b < rows.blocks;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float x_scale = BitsFloat(static_cast<int32_t>(scales_of[i % 2].w[b]));
-          const auto x_sum = static_cast<int32_t>(sums_of[i % 2].w[b]);
-          const float scale = i < 2 ? LowHalf(scales.w[b]) : HighHalf(scales.w[b]);
-          int32_t sum = c[i];
-          if constexpr (kType == WeightType::kQ4) sum -= 8 * x_sum;
-          acc[n][i][b] = Fma(live ? scale * x_scale : 0.0f, static_cast<float>(sum), acc[n][i][b]);
-          if constexpr (kType == WeightType::kQ4M) {
-            const float min = i < 2 ? LowHalf(mins.w[b]) : HighHalf(mins.w[b]);
-            const float inputs = live ? x_scale * static_cast<float>(x_sum) : 0.0f;
-            acc[n][i][b] = Fma(live ? min : 0.0f, inputs, acc[n][i][b]);
+        for (int e = 0; e < kEights; ++e) {
+          int32_t c[4] = {};
+          MmaS8(c, a[b], inputs[e].x[b]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float x_scale = BitsFloat(static_cast<int32_t>(inputs[e].scales[i % 2].w[b]));
+            const auto x_sum = static_cast<int32_t>(inputs[e].sums[i % 2].w[b]);
+            const float scale = i < 2 ? LowHalf(scales.w[b]) : HighHalf(scales.w[b]);
+            float* f = &acc[n][e][i][b];
+            int32_t sum = c[i];
+            if constexpr (kType == WeightType::kQ4) sum -= 8 * x_sum;
+            *f = Fma(live ? scale * x_scale : 0.0f, static_cast<float>(sum), *f);
+            if constexpr (kType == WeightType::kQ4M) {
+              const float min = i < 2 ? LowHalf(mins.w[b]) : HighHalf(mins.w[b]);
+              const float of_inputs = live ? x_scale * static_cast<float>(x_sum) : 0.0f;
+              *f = Fma(live ? min : 0.0f, of_inputs, *f);
+            }
           }
         }
       }
@@ -218,11 +245,14 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
 #pragma unroll
   for (int n = 0; n < kStripTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 2 * t + i % 2;
-      const float(&f)[kGroupBlocks] = acc[n][i];
-      if (row < rows.count) {
-        StoreShared(sums.Of(part, row, n * 16 + g + i / 2 * 8), (f[0] + f[1]) + (f[2] + f[3]));
+    for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = e * 8 + 2 * t + i % 2;
+        const float(&f)[kGroupBlocks] = acc[n][e][i];
+        if (row < rows.count) {
+          StoreShared(sums.Of(part, row, n * 16 + g + i / 2 * 8), (f[0] + f[1]) + (f[2] + f[3]));
+        }
       }
     }
   }
@@ -315,9 +345,15 @@ template <WeightType kType, int R, bool kMma>
 WITHY_DEVICE void TypedPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
                             int part, const PartSums& sums) {
   if constexpr (!IsQuantized(kType)) {
-    FloatPart<kType, R>(w, in, strip, rows, part, sums);
+    // Eight rows at a time: more do not fit into registers.
+    constexpr int kRows = R < 8 ? R : 8;
+    for (int first = 0; first < R && first < rows.count; first += kRows) {
+      const StripRows some = {rows.first + first, rows.count - first, rows.blocks};
+      const PartSums to = {sums.at + first * sums.stride, sums.rows, sums.stride};
+      FloatPart<kType, kRows>(w, in, strip, some, part, to);
+    }
   } else if constexpr (kMma) {
-    MmaPart<kType>(w, in, strip, rows, part, sums);
+    MmaPart<kType, R>(w, in, strip, rows, part, sums);
   } else {
     DotPart<kType, R>(w, in, strip, rows, part, sums);
   }
@@ -392,14 +428,15 @@ constexpr int ProductSharedFloats(int rows, bool fused) {
   return kParts * rows * ((fused ? 2 : 1) * kStripOutputs + 4);
 }
 
-// Products of R rows a thread block; grid [strips of all products, row blocks].
+// Products of R rows a thread block; grid [row blocks, strips of all products]: blocks
+// that multiply the same weights run side by side and find them in the cache.
 template <int R, bool kMma, bool kFused>
 WITHY_GLOBAL void WITHY_THREADS(kThreads) ProductKernel(ProductArgs args) {
   int n = 0;
-  while (n + 1 < args.count && BlockX() >= args.products[n + 1].first_strip) ++n;
+  while (n + 1 < args.count && BlockY() >= args.products[n + 1].first_strip) ++n;
   const Product& p = args.products[n];
-  const int strip = BlockX() - p.first_strip;
-  const int first = BlockY() * R;
+  const int strip = BlockY() - p.first_strip;
+  const int first = BlockX() * R;
   StripRows rows;
   rows.first = p.x_row + first;
   rows.count = p.rows - first < R ? p.rows - first : R;

@@ -37,6 +37,13 @@ class CudaRun final : public ProgramRun {
     int strips = 0;
     int rows = 0;
   };
+  struct ProductList {
+    std::vector<Product> products;
+    int strips = 0;
+    int rows = 0;  // of the product with most
+    // `outputs`: that the first row computes, which computes most.
+    void Add(Product product, int outputs);
+  };
   // Addresses of what the operation reads from pass data.
   struct OpData {
     OpProducts products;  // of the operation
@@ -58,8 +65,12 @@ class CudaRun final : public ProgramRun {
   void PutExtents(const Op& op, OpData* data);
   void PutRuns(const Op& op, OpData* data);
   void PutProducts(const Op& op, OpData* data);
-  OpProducts PutList(std::vector<Product>* products, const std::vector<int32_t>& strips);
-  void AddLoraInputs(const Op& op, std::vector<Product>* products, std::vector<int32_t>* strips);
+  OpProducts PutList(const ProductList& list);
+  void AddQkv(const Op& op, const OpData& data, ProductList* list);
+  void AddResidual(const Op& op, const OpData& data, ProductList* list);
+  void AddGateUp(const Op& op, const OpData& data, ProductList* list);
+  void AddHead(const Op& op, ProductList* list);
+  void AddLoraInputs(const Op& op, ProductList* list);
   Product NewProduct(const Matrix& w, const InputBuffer& x, int rows, float* y,
                      int64_t stride) const;
   void FuseNorm(const Op& op, Product* product);

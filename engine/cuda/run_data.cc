@@ -224,22 +224,20 @@ Product CudaRun::NewProduct(const Matrix& w, const InputBuffer& x, int rows, flo
   return product;
 }
 
-CudaRun::OpProducts CudaRun::PutList(std::vector<Product>* products,
-                                     const std::vector<int32_t>& strips) {
-  OpProducts list;
-  for (size_t i = 0; i < products->size(); ++i) {
-    (*products)[i].first_strip = list.strips;
-    list.strips += strips[i];
-    list.rows = std::max(list.rows, (*products)[i].rows);
-  }
-  list.count = static_cast<int>(products->size());
-  list.products = pass_data_.Put(*products);
-  return list;
+void CudaRun::ProductList::Add(Product product, int outputs) {
+  product.first_strip = strips;
+  strips += StripsOf(outputs);
+  rows = std::max(rows, product.rows);
+  products.push_back(product);
+}
+
+CudaRun::OpProducts CudaRun::PutList(const ProductList& list) {
+  return {pass_data_.Put(list.products), static_cast<int>(list.products.size()), list.strips,
+          list.rows};
 }
 
 // Adds the products that compute a = A * input of op.lower.
-void CudaRun::AddLoraInputs(const Op& op, std::vector<Product>* products,
-                            std::vector<int32_t>* strips) {
+void CudaRun::AddLoraInputs(const Op& op, ProductList* list) {
   const int stride = 7 * executor_.facts().lora_rank;
   for (const engine::LowRankRun& run : program_->Runs(op.lower)) {
     const Matrix& a = weights_.lora_input({op.lower_part, op.layer, run.level});
@@ -250,8 +248,7 @@ void CudaRun::AddLoraInputs(const Op& op, std::vector<Product>* products,
     Product product = NewProduct(a, x, run.rows, y, stride);
     product.x_row = run.first;
     product.normed = op.lower_part == LoraPart::kAttentionIn || op.lower_part == LoraPart::kFfnIn;
-    products->push_back(product);
-    strips->push_back(StripsOf(a.n_out));
+    list->Add(product, a.n_out);
   }
 }
 
@@ -269,84 +266,88 @@ void CudaRun::FuseNorm(const Op& op, Product* product) {
   normed_[at] = true;
 }
 
-void CudaRun::PutProducts(const Op& op, OpData* data) {
+void CudaRun::AddQkv(const Op& op, const OpData& data, ProductList* list) {
   const ModelShape& s = shape();
-  std::vector<Product> products;
-  std::vector<int32_t> strips;
-  // Strips that the first row computes, which computes most.
-  const auto most = [](const std::vector<int32_t>& extent) { return StripsOf(extent.front()); };
+  const bool cuts = op.extents != nullptr && s.cuts_kv_heads();
+  for (size_t i = 0; i < 2; ++i) {
+    Product kv = NewProduct(weights_.matrix(op.weights[i]), input_, op.rows,
+                            (i == 0 ? k_ : v_).as<float>(), s.kv_rows());
+    kv.normed = true;
+    kv.out_extent = cuts ? data.kv_rows : nullptr;
+    list->Add(kv, cuts ? op.extents->kv_rows.front() : s.kv_rows());
+  }
+  if (op.queries == 0) return;
+  Product q = NewProduct(weights_.matrix(op.weights[2]), input_, op.queries,
+                         q_.as<float>() + int64_t{op.first_query} * s.q_rows(), s.q_rows());
+  q.x_row = op.first_query;
+  q.normed = true;
+  int outputs = s.q_rows();
+  if (op.extents != nullptr) {
+    q.out_extent = data.q_rows + op.first_query;
+    outputs = op.extents->q_rows[static_cast<size_t>(op.first_query)];
+  }
+  list->Add(q, outputs);
+}
+
+// The product of attention's output, or of the neurons, which is added to the residual stream.
+void CudaRun::AddResidual(const Op& op, const OpData& data, ProductList* list) {
+  const bool out = op.kind == OpKind::kAttentionOut;
+  Product product = NewProduct(weights_.matrix(op.weights[0]), out ? attention_input_ : neurons_,
+                               op.rows, x_.as<float>(), shape().d_model);
+  product.add = true;
+  product.in_extent = out ? data.q_rows : data.neurons;
+  FuseNorm(op, &product);
+  list->Add(product, shape().d_model);
+}
+
+void CudaRun::AddGateUp(const Op& op, const OpData& data, ProductList* list) {
+  Product product = NewProduct(weights_.matrix(op.weights[0]), input_, op.rows, nullptr, 0);
+  product.up = weights_.matrix(op.weights[1]);
+  product.normed = true;
+  product.out_extent = data.neurons;
+  product.neurons = neurons_.get();
+  product.quantise = neurons_.quantise();
+  product.keep_floats = neurons_.keep_floats();
+  product.runs = data.runs;
+  product.run_count = data.run_count;
+  product.a = lora_.as<float>();
+  product.a_stride = 7 * executor_.facts().lora_rank;
+  list->Add(product, op.extents == nullptr ? shape().d_ff : op.extents->neurons.front());
+}
+
+void CudaRun::AddHead(const Op& op, ProductList* list) {
+  Product product = NewProduct(weights_.matrix(op.weights[1]), head_input_, op.rows,
+                               logits_buffer_.as<float>(), shape().vocab_size);
+  product.normed = true;
+  list->Add(product, shape().vocab_size);
+}
+
+void CudaRun::PutProducts(const Op& op, OpData* data) {
+  ProductList list;
   switch (op.kind) {
     case OpKind::kNorm:
-      AddLoraInputs(op, &products, &strips);
-      if (!products.empty()) data->lower = PutList(&products, strips);
+      AddLoraInputs(op, &list);
+      if (!list.products.empty()) data->lower = PutList(list);
       return;
-    case OpKind::kQkv: {
-      const bool cuts = op.extents != nullptr && s.cuts_kv_heads();
-      for (size_t i = 0; i < 2; ++i) {
-        Product kv = NewProduct(weights_.matrix(op.weights[i]), input_, op.rows,
-                                (i == 0 ? k_ : v_).as<float>(), s.kv_rows());
-        kv.normed = true;
-        kv.out_extent = cuts ? data->kv_rows : nullptr;
-        products.push_back(kv);
-        strips.push_back(cuts ? most(op.extents->kv_rows) : StripsOf(s.kv_rows()));
-      }
-      if (op.queries > 0) {
-        Product q = NewProduct(weights_.matrix(op.weights[2]), input_, op.queries,
-                               q_.as<float>() + int64_t{op.first_query} * s.q_rows(), s.q_rows());
-        q.x_row = op.first_query;
-        q.normed = true;
-        int outputs = s.q_rows();
-        if (op.extents != nullptr) {
-          q.out_extent = data->q_rows + op.first_query;
-          outputs = op.extents->q_rows[static_cast<size_t>(op.first_query)];
-        }
-        products.push_back(q);
-        strips.push_back(StripsOf(outputs));
-      }
+    case OpKind::kQkv:
+      AddQkv(op, *data, &list);
+      AddLoraInputs(op, &list);
       break;
-    }
     case OpKind::kAttentionOut:
-    case OpKind::kDown: {
-      const bool out = op.kind == OpKind::kAttentionOut;
-      Product product =
-          NewProduct(weights_.matrix(op.weights[0]), out ? attention_input_ : neurons_, op.rows,
-                     x_.as<float>(), s.d_model);
-      product.add = true;
-      product.in_extent = out ? data->q_rows : data->neurons;
-      FuseNorm(op, &product);
-      products.push_back(product);
-      strips.push_back(StripsOf(s.d_model));
+    case OpKind::kDown:
+      AddResidual(op, *data, &list);
+      AddLoraInputs(op, &list);
       break;
-    }
-    case OpKind::kGateUp: {
-      Product product = NewProduct(weights_.matrix(op.weights[0]), input_, op.rows, nullptr, 0);
-      product.up = weights_.matrix(op.weights[1]);
-      product.normed = true;
-      product.out_extent = data->neurons;
-      product.neurons = neurons_.get();
-      product.quantise = neurons_.quantise();
-      product.keep_floats = neurons_.keep_floats();
-      product.runs = data->runs;
-      product.run_count = data->run_count;
-      product.a = lora_.as<float>();
-      product.a_stride = 7 * executor_.facts().lora_rank;
-      products.push_back(product);
-      strips.push_back(op.extents == nullptr ? StripsOf(s.d_ff) : most(op.extents->neurons));
+    case OpKind::kGateUp:
+      AddGateUp(op, *data, &list);
       break;
-    }
-    case OpKind::kHead: {
-      Product product = NewProduct(weights_.matrix(op.weights[1]), head_input_, op.rows,
-                                   logits_buffer_.as<float>(), s.vocab_size);
-      product.normed = true;
-      products.push_back(product);
-      strips.push_back(StripsOf(s.vocab_size));
+    case OpKind::kHead:
+      AddHead(op, &list);
       break;
-    }
     default:
       return;
   }
-  if (op.kind != OpKind::kGateUp) AddLoraInputs(op, &products, &strips);
-  data->products = PutList(&products, strips);
+  data->products = PutList(list);
 }
 
 }  // namespace withy::engine::cuda

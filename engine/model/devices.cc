@@ -10,10 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/cpu/executor.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/open_gpu.h"
+#include "engine/cuda/self_check.h"
 
 namespace withy::engine {
 namespace {
@@ -56,9 +58,29 @@ absl::StatusOr<Device> ParseDevice(const std::string& name) {
                    kMaxGpus - 1));
 }
 
-absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device) {
-  return device.kind == Device::Kind::kCudaOnCpu ? cuda::OpenGpuOnCpu()
-                                                 : cuda::OpenCudaGpu(device.index);
+absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device,
+                                                   const ModelOptions& options) {
+  if (device.kind == Device::Kind::kCudaOnCpu) return cuda::OpenGpuOnCpu();
+  return options.open_gpu ? options.open_gpu(device.index) : cuda::OpenCudaGpu(device.index);
+}
+
+// An executor on a GPU; `name` becomes what the GPU is called.
+absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
+    const Device& device, const PackedFile& file, const ModelFacts& facts,
+    const ModelOptions& options,
+    const std::function<void(int32_t layer, std::span<const float> hidden)>& tap,
+    WeightStream* stream, std::string* name) {
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Gpu> gpu, OpenGpu(device, options));
+  *name = gpu->description();
+  cuda::ExecutorOptions of_gpu;
+  if (options.matrix_unit_rows > 0) {
+    of_gpu.mma_rows = options.matrix_unit_rows;
+  } else if (gpu->has_times()) {
+    WITHY_ASSIGN_OR_RETURN(of_gpu.mma_rows,
+                           cuda::MeasureMmaRows(*gpu, [] { return Clock::Real().SteadyNanos(); }));
+  }
+  return cuda::CudaExecutor::Create(std::move(gpu), file, facts, tap, stream,
+                                    options.kernel_observer, of_gpu);
 }
 
 void Tell(const ModelOptions& options, const std::string& line) {
@@ -86,26 +108,16 @@ absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
   WITHY_ASSIGN_OR_RETURN(const Device device, ParseDevice(options.device));
   if (device.kind != Device::Kind::kCpu) {
-    cuda::ExecutorOptions of_gpu;
-    if (options.matrix_unit_rows > 0) of_gpu.mma_rows = options.matrix_unit_rows;
-    absl::Status failed;
-    absl::StatusOr<std::unique_ptr<cuda::Gpu>> gpu = OpenGpu(device);
-    if (gpu.ok()) {
-      const std::string name((*gpu)->description());
-      auto executor = cuda::CudaExecutor::Create(*std::move(gpu), file, facts, tap, stream,
-                                                 options.kernel_observer, of_gpu);
-      if (executor.ok()) {
-        Tell(options, absl::StrCat("the model is computed on ", name));
-        return executor;
-      }
-      failed = executor.status();
-    } else {
-      failed = gpu.status();
+    std::string name;
+    auto executor = OnGpu(device, file, facts, options, tap, stream, &name);
+    if (executor.ok()) {
+      Tell(options, absl::StrCat("the model is computed on ", name));
+      return executor;
     }
     if (device.kind != Device::Kind::kAuto) {
-      return Annotate(failed, absl::StrCat("device \"", options.device, "\""));
+      return Annotate(executor.status(), absl::StrCat("device \"", options.device, "\""));
     }
-    Tell(options, absl::StrCat("the model is computed on the CPU: ", failed.message()));
+    Tell(options, absl::StrCat("the model is computed on the CPU: ", executor.status().message()));
   }
   return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream,
                                        options.kernel_observer);

@@ -34,6 +34,8 @@ class InvarianceTest : public testing::TestWithParam<std::tuple<std::string, std
     return OpenTiny(folder_, path_, options);
   }
 
+  static bool OnGpu() { return std::get<0>(GetParam()) == "cuda-on-cpu"; }
+
   // Logits of every token of a plain prefill in one call on two threads. All other ways must equal
   // them.
   std::vector<float> Reference(std::span<const int32_t> tokens) {
@@ -58,7 +60,8 @@ TEST_P(InvarianceTest, ThreadsAndPiecesDoNotMatter) {
   const std::vector<int32_t> tokens = SomeTokens(kTokens, TinyShape().vocab_size);
   const std::vector<float> reference = Reference(tokens);
   for (const auto& [threads, piece_rows] :
-       {std::pair(1, 64), std::pair(5, 64), std::pair(1, 1), std::pair(2, 7)}) {
+       {std::pair(1, 1), std::pair(2, 7), std::pair(1, 64), std::pair(5, 64)}) {
+    if (OnGpu() && piece_rows == 64) break;  // threads do nothing there
     const auto model = Open(threads, piece_rows);
     const std::vector<float> logits =
         RunRows(*model, ScratchKv(model->info(), kTokens), PlainRows(tokens));
@@ -76,6 +79,7 @@ TEST_P(InvarianceTest, ThreadsDoNotMatterAtDepth) {
   const std::vector<float> reference = RunRows(*reader, reference_kv, PlainRows(tokens));
   const auto vocab = static_cast<size_t>(reader->info().vocab_size);
   for (const int32_t threads : {2, 3, 5}) {
+    if (OnGpu() && threads > 2) break;
     const auto model = Open(threads);
     const ScratchKv kv(model->info(), kDeep);
     const int32_t filled = kDeep - 3;

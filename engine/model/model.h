@@ -34,6 +34,10 @@
 
 namespace withy::engine {
 
+namespace cuda {
+class Gpu;
+}
+
 // One token to compute. A slot is a token's place in its context's KV: slot s lies in chunk s /
 // info().kv.chunk_tokens. Outside token trees slot == position.
 struct Row {
@@ -136,6 +140,8 @@ struct ModelOptions {
   // "cuda-on-cpu" runs the GPU's kernels on the processor, in tests that link it
   // (cuda/on_cpu/gpu_on_cpu.h).
   std::string device;
+  // Opens GPU number N; empty: cuda::OpenCudaGpu. For tests.
+  std::function<absl::StatusOr<std::unique_ptr<cuda::Gpu>>(int32_t)> open_gpu;
   // Told in one line why "auto" computes on the processor, or which GPU it takes.
   std::function<void(std::string_view)> on_device;
   // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured when

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -43,9 +44,15 @@ inline std::string WriteTiny(const TestFolder& folder, const SynthShape& shape, 
   return folder / name;
 }
 
+// Where nothing else is said, the device that WITHY_TEST_DEVICE names computes: so a test also runs
+// with CUDA's kernels.
 inline std::unique_ptr<Model> OpenTiny(const TestFolder& folder, const std::string& path,
                                        ModelOptions options = {}) {
   options.cache_dir = folder.path();
+  const char* const device = std::getenv("WITHY_TEST_DEVICE");
+  if (device != nullptr && options.device.empty() && options.target.empty()) {
+    options.device = device;
+  }
   if (options.threads == 0) options.threads = 2;
   auto model = Model::Open(path, options);
   EXPECT_TRUE(model.ok()) << model.status();

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <source_location>
 
 #include "engine/cpu/types.h"
 #include "engine/cuda/on_cpu/runner.h"
@@ -23,7 +22,7 @@
 
 namespace withy::engine::gpu_on_cpu {
 
-using Site = std::source_location;
+using on_cpu::Site;
 
 struct alignas(16) Words4 {
   uint32_t w[4];
@@ -43,11 +42,11 @@ WITHY_DEVICE void Tell(on_cpu::Instruction kind) {
   if (Watching() != nullptr && on_cpu::current->lane == 0) Watching()->OnInstruction(kind);
 }
 
-WITHY_DEVICE void SyncBlock(const Site& site = Site::current()) {
+WITHY_DEVICE void SyncBlock(const Site& site = Site::Here()) {
   Tell(on_cpu::Instruction::kBarrier);
   on_cpu::current->StopAt(on_cpu::Stop::kBlock, site);
 }
-WITHY_DEVICE void SyncWarp(const Site& site = Site::current()) {
+WITHY_DEVICE void SyncWarp(const Site& site = Site::Here()) {
   on_cpu::current->StopAt(on_cpu::Stop::kWarp, site);
 }
 
@@ -71,32 +70,32 @@ WITHY_DEVICE void Write(T* p, T v, const Site& site) {
   *p = v;
 }
 template <typename T>
-WITHY_DEVICE T LoadShared(const T* p, const Site& site = Site::current()) {
+WITHY_DEVICE T LoadShared(const T* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
 template <typename T>
-WITHY_DEVICE void StoreShared(T* p, T v, const Site& site = Site::current()) {
+WITHY_DEVICE void StoreShared(T* p, T v, const Site& site = Site::Here()) {
   Write(p, v, site);
 }
 template <typename T>
-WITHY_DEVICE T Load(const T* p, const Site& site = Site::current()) {
+WITHY_DEVICE T Load(const T* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
 template <typename T>
-WITHY_DEVICE T LoadConst(const T* p, const Site& site = Site::current()) {
+WITHY_DEVICE T LoadConst(const T* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
-WITHY_DEVICE Words4 LoadStream(const Words4* p, const Site& site = Site::current()) {
+WITHY_DEVICE Words4 LoadStream(const Words4* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
 template <typename T>
-WITHY_DEVICE void Store(T* p, T v, const Site& site = Site::current()) {
+WITHY_DEVICE void Store(T* p, T v, const Site& site = Site::Here()) {
   Write(p, v, site);
 }
 
 // The value that each lane of the warp gives, in `lane`.
 template <typename T>
-WITHY_DEVICE T Shuffle(T v, int lane, const Site& site = Site::current()) {
+WITHY_DEVICE T Shuffle(T v, int lane, const Site& site = Site::Here()) {
   static_assert(sizeof(T) == 4);
   Tell(on_cpu::Instruction::kShuffle);
   on_cpu::Thread& thread = *on_cpu::current;
@@ -106,10 +105,10 @@ WITHY_DEVICE T Shuffle(T v, int lane, const Site& site = Site::current()) {
   return std::bit_cast<T>(slots[static_cast<size_t>(lane % on_cpu::kWarpLanes)].words[0]);
 }
 template <typename T>
-WITHY_DEVICE T ShuffleXor(T v, int distance, const Site& site = Site::current()) {
+WITHY_DEVICE T ShuffleXor(T v, int distance, const Site& site = Site::Here()) {
   return Shuffle(v, on_cpu::current->lane ^ distance, site);
 }
-WITHY_DEVICE uint32_t Ballot(bool v, const Site& site = Site::current()) {
+WITHY_DEVICE uint32_t Ballot(bool v, const Site& site = Site::Here()) {
   Tell(on_cpu::Instruction::kShuffle);
   on_cpu::Thread& thread = *on_cpu::current;
   auto& slots = thread.NextSlots();
@@ -136,7 +135,7 @@ WITHY_DEVICE int32_t Dp4a(uint32_t a, uint32_t b, int32_t c) {
 // (b[0]) and 16 + 4t (b[1]); of C the rows g (c[0], c[1]) and g + 8 (c[2], c[3]), columns 2t and
 // 2t + 1.
 WITHY_DEVICE void MmaS8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                        const Site& site = Site::current()) {
+                        const Site& site = Site::Here()) {
   Tell(on_cpu::Instruction::kMma);
   on_cpu::Thread& thread = *on_cpu::current;
   auto& slots = thread.NextSlots();
@@ -178,15 +177,15 @@ WITHY_DEVICE T WarpCombine(T v, Op op, const Site& site) {
   }
   return std::bit_cast<T>(warp.combined);
 }
-WITHY_DEVICE float WarpSum(float v, const Site& site = Site::current()) {
+WITHY_DEVICE float WarpSum(float v, const Site& site = Site::Here()) {
   return WarpCombine(
       v, [](float a, float b) { return a + b; }, site);
 }
-WITHY_DEVICE int32_t WarpSum(int32_t v, const Site& site = Site::current()) {
+WITHY_DEVICE int32_t WarpSum(int32_t v, const Site& site = Site::Here()) {
   return WarpCombine(
       v, [](int32_t a, int32_t b) { return a + b; }, site);
 }
-WITHY_DEVICE float WarpMax(float v, const Site& site = Site::current()) {
+WITHY_DEVICE float WarpMax(float v, const Site& site = Site::Here()) {
   return WarpCombine(
       v, [](float a, float b) { return a > b ? a : b; }, site);
 }

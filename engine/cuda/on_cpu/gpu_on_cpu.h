@@ -20,6 +20,7 @@ class GpuOnCpu final : public cuda::Gpu {
 
   std::string_view target() const override { return "cuda-on-cpu"; }
   std::string_view description() const override { return "the runner of CUDA kernels on the CPU"; }
+  bool has_times() const override { return false; }
   const cuda::Kernels& kernels() const override;
   void* stream() override { return &runner_; }
   absl::StatusOr<void*> Allocate(size_t bytes) override;

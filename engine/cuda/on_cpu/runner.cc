@@ -17,18 +17,16 @@ using boost::context::detail::transfer_t;
 
 namespace {
 
-bool SamePlace(const std::source_location& a, const std::source_location& b) {
-  return a.line() == b.line() && a.file_name() == b.file_name();
-}
+bool SamePlace(const Site& a, const Site& b) { return a.line == b.line && a.file == b.file; }
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kSharedAlignment = 128;
 
-std::string Place(const std::source_location& site) {
-  const std::string_view file = site.file_name();
+std::string Place(const Site& site) {
+  const std::string_view file = site.file;
   const size_t slash = file.rfind('/');
   const std::string name(slash == std::string_view::npos ? file : file.substr(slash + 1));
-  return absl::StrCat(name, ":", site.line());
+  return absl::StrCat(name, ":", site.line);
 }
 
 const char* Name(Stop stop) {
@@ -78,7 +76,7 @@ void Runner::RunFiber(transfer_t from) {
   Thread& thread = *current;
   for (;;) {
     (*runner.kernel_)();
-    thread.StopAt(Stop::kDone, std::source_location::current());
+    thread.StopAt(Stop::kDone, Site::Here());
   }
 }
 
@@ -103,7 +101,7 @@ void Runner::Leave(Thread& thread) {
   Arrive(jump_fcontext(scheduler_, &thread));
 }
 
-void Thread::StopAt(Stop at, const std::source_location& where) {
+void Thread::StopAt(Stop at, const Site& where) {
   stop = at;
   site = where;
   if (runner->first_stop_ == Stop::kReady) {
@@ -196,7 +194,7 @@ bool Runner::RunWarp(int warp) {
 }
 
 bool Runner::AllAt(int begin, int end, Stop stop) const {
-  const std::source_location& site = threads_[static_cast<size_t>(begin)]->site;
+  const Site& site = threads_[static_cast<size_t>(begin)]->site;
   for (int i = begin; i < end; i += kWarpLanes) {  // the threads of a warp are at the same place
     const Thread& thread = *threads_[static_cast<size_t>(i)];
     if (thread.stop != stop || !SamePlace(thread.site, site)) return false;

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <random>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -57,11 +56,11 @@ struct Thread {
   int lane = 0;
   uint32_t turn = 0;  // number of collectives so far
   Stop stop = Stop::kReady;
-  std::source_location site;                             // of the stop
+  Site site;                                             // of the stop
   boost::context::detail::fcontext_t context = nullptr;  // while it does not run
 
   // Returns once all threads of the warp (kWarp) or of the block (kBlock) are at the same place.
-  void StopAt(Stop at, const std::source_location& where);
+  void StopAt(Stop at, const Site& where);
   // The slots of the next collective.
   std::array<Warp::Slot, kWarpLanes>& NextSlots() { return warp->slots[++turn % 2]; }
 };
@@ -127,7 +126,7 @@ class Runner {
   int warp_begin_ = 0;
   int position_ = 0;  // in lane_order_
   Stop first_stop_ = Stop::kReady;
-  std::source_location first_site_;
+  Site first_site_;
   bool diverged_ = false;
 };
 

@@ -28,15 +28,14 @@ const char* Name(Finding::Kind kind) {
   return "?";
 }
 
-std::string At(const std::source_location& site) {
-  const std::string_view file = site.file_name();
+std::string At(const Site& site) {
+  const std::string_view file = site.file;
   const std::string name(file.substr(file.rfind('/') + 1));
-  return absl::StrCat(name, ":", site.line());
+  return absl::StrCat(name, ":", site.line);
 }
 
-uint64_t SiteId(const std::source_location& site) {
-  return reinterpret_cast<uint64_t>(site.file_name()) * 31 + (uint64_t{site.line()} << 12) +
-         site.column();
+uint64_t SiteId(const Site& site) {
+  return reinterpret_cast<uint64_t>(site.file) * 31 + (static_cast<uint64_t>(site.line) << 12);
 }
 
 }  // namespace
@@ -112,7 +111,7 @@ void Watch::EndBlock() {
 }
 
 bool Watch::OnAccess(int thread, const void* p, size_t bytes, size_t alignment, bool write,
-                     const std::source_location& site) {
+                     const Site& site) {
   const auto address = reinterpret_cast<uint64_t>(p);
   const bool shared = address >= shared_begin_ && address < shared_begin_ + shared_bytes_;
   if (checks_) {
@@ -150,7 +149,7 @@ bool Watch::Conflicts(const Access& before, const Access& now) const {
 }
 
 void Watch::CheckRace(int thread, uint64_t address, size_t bytes, bool write, bool shared,
-                      const std::source_location& site) {
+                      const Site& site) {
   const Access now = {(blocks_begun_ - 1) * threads_ + thread, epoch_,
                       warp_epochs_[static_cast<size_t>(thread / kLanes)]};
   for (uint64_t at = address; at < address + bytes; ++at) {

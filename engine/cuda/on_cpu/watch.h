@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <source_location>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -22,6 +21,15 @@ struct Dim {
   int x = 1;
   int y = 1;
   int z = 1;
+};
+
+// A place in the source: std::source_location, which Debian's clang lacks.
+struct Site {
+  const char* file = "";
+  int line = 0;
+  static constexpr Site Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
 };
 
 struct Finding {
@@ -73,7 +81,7 @@ class Watch {
 
   // From kernels. Returns false if the access must not be done.
   bool OnAccess(int thread, const void* p, size_t bytes, size_t alignment, bool write,
-                const std::source_location& site);
+                const Site& site);
   void OnInstruction(Instruction kind) { ++now_.instructions[static_cast<int>(kind)]; }
 
   const std::vector<Finding>& findings() const { return findings_; }
@@ -107,7 +115,7 @@ class Watch {
   };
 
   void CheckRace(int thread, uint64_t address, size_t bytes, bool write, bool shared,
-                 const std::source_location& site);
+                 const Site& site);
   bool Conflicts(const Access& before, const Access& now) const;
   bool Allowed(uint64_t address, size_t bytes) const;
   void CountRequests();
