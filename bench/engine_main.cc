@@ -21,12 +21,14 @@ constexpr int kPairs = 9;
 
 constexpr char kUsage[] =
     "usage: withy-bench-engine --model FILE [--threads N] [--peer LLAMA_BENCH]... [--runs N]\n"
-    "                          [--target NAME] [--weights PLACE] [--cache-dir DIR]\n"
+    "                          [--device NAME] [--target NAME] [--weights PLACE]\n"
+    "                          [--cache-dir DIR]\n"
     "  --model      a GGUF (packed first when needed) or a packed file\n"
     "  --threads    compute threads, default 2\n"
     "  --peer       a llama-bench to compare with, at least nine interleaved pairs; may be "
     "repeated\n"
     "  --runs       measurements of each figure, default 9\n"
+    "  --device     cpu (default), cuda or cuda:N\n"
     "  --target     kernel target, default the best of this CPU\n"
     "  --weights    mapped, copied into pages of 2 MiB, or auto (default): copied where there is\n"
     "               room for twice their bytes\n";
@@ -72,6 +74,11 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       WITHY_ASSIGN_OR_RETURN(options.engine.threads, ParseCount(name, value, 256));
     } else if (name == "--runs") {
       WITHY_ASSIGN_OR_RETURN(options.runs, ParseCount(name, value, 1000));
+    } else if (name == "--device") {
+      options.engine.device = value;
+      options.engine.on_device = [](std::string_view line) {
+        std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+      };
     } else if (name == "--target") {
       options.engine.target = value;
     } else if (name == "--weights") {

@@ -43,6 +43,16 @@ absl::StatusOr<Args> Parse(std::vector<std::string> words) {
   return Args::Parse(flags, pointers);
 }
 
+TEST(DeviceTest, TellsOfTheCpuAndOfGpus) {
+  const std::vector<Command> commands = DeviceCommands();
+  const auto args = Args::Parse(commands[0].flags, {});
+  ASSERT_TRUE(args.ok()) << args.status();
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(commands[0].run(*args), kExitOk);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(out, AllOf(HasSubstr("cpu"), HasSubstr(" cores"), HasSubstr("cuda:0")));
+}
+
 TEST(FlagsTest, ParsesAllForms) {
   const auto args =
       Parse({"one", "--raw", "--seed=5", "--stop", "a", "--stop", "b", "--", "--two"});

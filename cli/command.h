@@ -32,6 +32,7 @@ std::vector<Command> AppCommands();
 std::vector<Command> CalibrateCommands();
 std::vector<Command> ChatCommands();
 std::vector<Command> ContextCommands();
+std::vector<Command> DeviceCommands();
 std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();
 std::vector<Command> ProfileCommands();

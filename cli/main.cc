@@ -19,8 +19,8 @@ namespace {
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (auto group : {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ModelCommands,
-                     CalibrateCommands, ScoreCommands, StatusCommands, ProfileCommands,
-                     ProfileStudyCommands, StoreCommands}) {
+                     CalibrateCommands, DeviceCommands, ScoreCommands, StatusCommands,
+                     ProfileCommands, ProfileStudyCommands, StoreCommands}) {
     for (Command& command : group()) all.push_back(std::move(command));
   }
   return all;

@@ -130,6 +130,7 @@ class DraftWorker final : public rpc::Process {
       packed_metrics_->Damaged();
       spdlog::warn("{}: packing {} again", std::string(damage.message()), draft.path());
     };
+    options.model.on_device = [](std::string_view line) { spdlog::info("{}", line); };
     WITHY_ASSIGN_OR_RETURN(model_, engine::OpenServedModel(options));
     for (const std::string& text : model_->bundle.text.notes) spdlog::info("{}", text);
     for (const std::string& text : model_->bundle.text.warnings) spdlog::warn("{}", text);

@@ -94,6 +94,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
     packed.Damaged();
     spdlog::warn("{}: packing {} again", std::string(damage.message()), options.path);
   };
+  options.model.on_device = [](std::string_view line) { spdlog::info("{}", line); };
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
   for (const std::string& note : model->bundle.text.notes) spdlog::info("{}", note);

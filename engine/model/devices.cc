@@ -3,16 +3,25 @@
 #include <algorithm>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/cpu/executor.h"
+#include "engine/cuda/executor.h"
+#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/self_check.h"
 
 namespace withy::engine {
 namespace {
 
 constexpr int32_t kMaxThreads = 256;
+constexpr int32_t kMaxGpus = 64;
 
 absl::StatusOr<const Kernels*> ChooseKernels(const std::string& name) {
   if (name.empty()) return &DefaultKernels();
@@ -25,10 +34,64 @@ absl::StatusOr<const Kernels*> ChooseKernels(const std::string& name) {
       absl::StrCat("kernel target \"", name, "\" cannot run here; these can: ", names));
 }
 
+struct Device {
+  enum class Kind : uint8_t { kCpu, kAuto, kCuda, kCudaOnCpu };
+  Kind kind = Kind::kCpu;
+  int32_t index = 0;  // of the GPU
+};
+
+absl::StatusOr<Device> ParseDevice(const std::string& name) {
+  if (name.empty() || name == "cpu") return Device{};
+  if (name == "auto") return Device{Device::Kind::kAuto};
+  if (name == "cuda") return Device{Device::Kind::kCuda};
+  if (name == "cuda-on-cpu") return Device{Device::Kind::kCudaOnCpu};
+  Device device{Device::Kind::kCuda};
+  absl::string_view index = name;
+  if (absl::ConsumePrefix(&index, "cuda:") && absl::SimpleAtoi(index, &device.index) &&
+      device.index >= 0 && device.index < kMaxGpus) {
+    return device;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("device \"", name,
+                   "\" is not known; it must be auto, cpu, cuda, or cuda:N with N "
+                   "from 0 to ",
+                   kMaxGpus - 1));
+}
+
+absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device,
+                                                   const ModelOptions& options) {
+  if (device.kind == Device::Kind::kCudaOnCpu) return cuda::OpenGpuOnCpu();
+  return options.open_gpu ? options.open_gpu(device.index) : cuda::OpenCudaGpu(device.index);
+}
+
+// An executor on a GPU; `name` becomes what the GPU is called.
+absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
+    const Device& device, const PackedFile& file, const ModelFacts& facts,
+    const ModelOptions& options,
+    const std::function<void(int32_t layer, std::span<const float> hidden)>& tap,
+    WeightStream* stream, std::string* name) {
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Gpu> gpu, OpenGpu(device, options));
+  *name = gpu->description();
+  cuda::ExecutorOptions of_gpu;
+  if (options.matrix_unit_rows > 0) {
+    of_gpu.mma_rows = options.matrix_unit_rows;
+  } else if (gpu->has_times()) {
+    WITHY_ASSIGN_OR_RETURN(of_gpu.mma_rows,
+                           cuda::MeasureMmaRows(*gpu, [] { return Clock::Real().SteadyNanos(); }));
+  }
+  return cuda::CudaExecutor::Create(std::move(gpu), file, facts, tap, stream,
+                                    options.kernel_observer, of_gpu);
+}
+
+void Tell(const ModelOptions& options, const std::string& line) {
+  if (options.on_device) options.on_device(line);
+}
+
 }  // namespace
 
 absl::StatusOr<int> CheckDevice(const ModelOptions& options) {
   WITHY_RETURN_IF_ERROR(ChooseKernels(options.target).status());
+  WITHY_RETURN_IF_ERROR(ParseDevice(options.device).status());
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads, "; it must be 0 to ", kMaxThreads));
@@ -43,6 +106,19 @@ absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
     WeightStream* stream) {
   WITHY_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.target));
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
+  WITHY_ASSIGN_OR_RETURN(const Device device, ParseDevice(options.device));
+  if (device.kind != Device::Kind::kCpu) {
+    std::string name;
+    auto executor = OnGpu(device, file, facts, options, tap, stream, &name);
+    if (executor.ok()) {
+      Tell(options, absl::StrCat("the model is computed on ", name));
+      return executor;
+    }
+    if (device.kind != Device::Kind::kAuto) {
+      return Annotate(executor.status(), absl::StrCat("device \"", options.device, "\""));
+    }
+    Tell(options, absl::StrCat("the model is computed on the CPU: ", executor.status().message()));
+  }
   return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream,
                                        options.kernel_observer);
 }

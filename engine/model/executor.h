@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "engine/model/program.h"
 #include "engine/model/row_plan.h"
 
@@ -35,6 +36,9 @@ class ProgramRun {
 
   // Number of operations done; fractional where an executor takes one in several steps.
   virtual double ops_done() const = 0;
+
+  // Not OK after a Run that failed, as a device can; the next Run fails again, or tries again.
+  virtual absl::Status status() const { return absl::OkStatus(); }
 
   // Drops the remaining operations. The KV slots of the program's rows are then undefined.
   virtual void Abandon() = 0;

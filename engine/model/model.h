@@ -34,6 +34,10 @@
 
 namespace withy::engine {
 
+namespace cuda {
+class Gpu;
+}
+
 // One token to compute. A slot is a token's place in its context's KV: slot s lies in chunk s /
 // info().kv.chunk_tokens. Outside token trees slot == position.
 struct Row {
@@ -133,6 +137,18 @@ struct ModelInfo {
 using ProgressFn = std::function<void(double done, std::string_view what)>;
 
 struct ModelOptions {
+  // What computes: "" or "cpu": the processor; "cuda": the first GPU, "cuda:N": GPU number N;
+  // "auto": the first GPU if there is one that passes its self-check, else the processor.
+  // "cuda-on-cpu" runs the GPU's kernels on the processor, in tests that link it
+  // (cuda/on_cpu/gpu_on_cpu.h).
+  std::string device;
+  // Opens GPU number N; empty: cuda::OpenCudaGpu. For tests.
+  std::function<absl::StatusOr<std::unique_ptr<cuda::Gpu>>(int32_t)> open_gpu;
+  // Told in one line why "auto" computes on the processor, or which GPU it takes.
+  std::function<void(std::string_view)> on_device;
+  // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured when
+  // the model is opened. Results do not depend on it.
+  int32_t matrix_unit_rows = 0;
   int32_t threads = 0;  // 0: one per core
   // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
   // this CPU supports.
@@ -187,7 +203,7 @@ class Pass {
   // Whether a paused pass needs blocks that are still not in place: the next Run does nothing.
   virtual bool WaitsForKv() const = 0;
   // Not OK after a Run that failed: streamed weights cannot be read (errors as
-  // WeightStream::Await). The next Run tries again.
+  // WeightStream::Await), or the device failed (INTERNAL, RESOURCE_EXHAUSTED). The next Run tries again.
   virtual absl::Status status() const { return absl::OkStatus(); }
   // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;

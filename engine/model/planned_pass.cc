@@ -37,16 +37,24 @@ bool PlannedPass::Run(const std::atomic<bool>* stop, double until) {
       if (arrived <= run_->ops_done()) return false;
       if (arrived < end) {
         run_->Run(stop, arrived);
-        if (stop != nullptr && *stop) return false;
+        if (FailedRun() || (stop != nullptr && *stop)) return false;
         continue;
       }
     }
     if (run_->Run(stop, end)) {
       begin_row_ = end_row_;
+    } else if (FailedRun()) {
+      return false;
     } else if (ready >= wanted || (stop != nullptr && *stop) || OpsReady() == ready) {
       return false;
     }
   }
+  return true;
+}
+
+bool PlannedPass::FailedRun() {
+  if (run_->status().ok()) return false;
+  status_ = run_->status();
   return true;
 }
 

@@ -53,6 +53,8 @@ class PlannedPass {
   // operation behind it whose weights have not arrived; the next one's own index if `*stop` became
   // true or the weights cannot be read, which sets status_.
   int32_t AwaitWeights(const std::atomic<bool>* stop);
+  // Whether the last Run of the program failed, which sets status_.
+  bool FailedRun();
   // Whether the embedding's rows of the piece are there; false: as AwaitWeights.
   bool FetchEmbedding(const std::atomic<bool>* stop);
 

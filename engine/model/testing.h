@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/cpu/kernels.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/synth.h"
@@ -42,13 +44,39 @@ inline std::string WriteTiny(const TestFolder& folder, const SynthShape& shape, 
   return folder / name;
 }
 
+// Where nothing else is said, the device that WITHY_TEST_DEVICE names computes: so a test also runs
+// with CUDA's kernels.
 inline std::unique_ptr<Model> OpenTiny(const TestFolder& folder, const std::string& path,
                                        ModelOptions options = {}) {
   options.cache_dir = folder.path();
+  const char* const device = std::getenv("WITHY_TEST_DEVICE");
+  if (device != nullptr && options.device.empty() && options.target.empty()) {
+    options.device = device;
+  }
   if (options.threads == 0) options.threads = 2;
   auto model = Model::Open(path, options);
   EXPECT_TRUE(model.ok()) << model.status();
   return model.ok() ? *std::move(model) : nullptr;
+}
+
+// Names of what can compute here: the kernel targets of this CPU, and "cuda-on-cpu" where the test
+// links it.
+inline std::vector<std::string> TestTargets() {
+  std::vector<std::string> names;
+  for (const Target target : SupportedTargets()) names.emplace_back(KernelsFor(target)->name);
+#ifdef WITHY_CUDA_ON_CPU
+  names.emplace_back("cuda-on-cpu");
+#endif
+  return names;
+}
+
+// Lets one of TestTargets() compute.
+inline void UseTarget(const std::string& name, ModelOptions* options) {
+  if (name == "cuda-on-cpu") {
+    options->device = name;
+  } else {
+    options->target = name;
+  }
 }
 
 inline std::vector<int32_t> SomeTokens(int32_t count, int32_t vocab, uint32_t seed = 1) {

@@ -143,7 +143,9 @@ Board::~Board() {
 }
 
 void Board::Start(const std::string& process) {
-  std::vector<std::string> arguments = {(BinaryDir() / BinaryName(process)).string(), "--config",
+  const auto other = programs_.find(process);
+  const std::string program = other == programs_.end() ? BinaryName(process) : other->second;
+  std::vector<std::string> arguments = {(BinaryDir() / program).string(), "--config",
                                         dir_ + "/withy.textproto"};
   for (const std::string& override_flag : overrides_) {
     arguments.push_back("--set");

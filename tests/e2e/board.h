@@ -47,6 +47,9 @@ class Board {
   // From now on keeps the KV arena of context_store over its restarts, as systemd does.
   void KeepArena();
 
+  // Lets another program of the same directory be a process.
+  void Use(const std::string& process, const std::string& program) { programs_[process] = program; }
+
   // Starts one process; does not wait. Its log goes to log(process).
   void Start(const std::string& process);
   void StartAll() {
@@ -77,6 +80,7 @@ class Board {
   std::string dir_;
   std::string metrics_address_;
   std::vector<std::string> overrides_;
+  std::map<std::string, std::string> programs_;  // in place of BinaryName()
   std::map<std::string, pid_t> pids_;
   std::unique_ptr<FdStore> fd_store_;
 };

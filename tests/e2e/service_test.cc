@@ -507,6 +507,7 @@ TEST_F(ServiceTest, AConfigurationThatCannotBeServedEndsWithItsOwnCode) {
        {std::pair("model.context_length=1000000", "set that or less"),
         std::pair("model.path=/nonexistent.gguf", "/nonexistent.gguf"),
         std::pair("model.kernel_target=avx512", "kernel target \"avx512\""),
+        std::pair("model.device=tpu", "device \"tpu\" is not known"),
         std::pair("model.chat_template=odd", "odd")}) {
     Board board({setting});
     board.Start("model_worker");

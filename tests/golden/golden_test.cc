@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/cpu/kernels.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
+#include "engine/model/testing.h"
 #include "gtest/gtest.h"
 #include "tests/golden/testing.h"
 
@@ -101,11 +101,11 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
   std::vector<int32_t> tokens(static_cast<size_t>(token_info->elements()));
   std::memcpy(tokens.data(), golden->Data(*token_info).data(), tokens.size() * sizeof(int32_t));
 
-  for (const Target target : SupportedTargets()) {
+  for (const std::string& target : TestTargets()) {
     std::map<int32_t, std::vector<float>> hidden;
     ModelOptions options;
     options.threads = 2;
-    options.target = KernelsFor(target)->name;
+    UseTarget(target, &options);
     options.cache_dir = folder_;
     options.layer_tap = [&](int32_t layer, std::span<const float> values) {
       hidden[layer].assign(values.begin(), values.end());
@@ -129,10 +129,10 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     const auto compare = [&](const std::string& name, std::span<const float> ours, size_t width) {
       const std::vector<float> reference = Floats(*golden, c.golden + "." + name);
       ASSERT_EQ(ours.size(), reference.size()) << name;
-      EXPECT_GT(Cosine(ours, reference), c.min_cosine) << name << " on " << options.target;
+      EXPECT_GT(Cosine(ours, reference), c.min_cosine) << name << " on " << target;
       // A single row shows the full error of the quantised KV and activations.
       EXPECT_GT(WorstRowCosine(ours, reference, width), 1 - 10 * (1 - c.min_cosine))
-          << name << " on " << options.target;
+          << name << " on " << target;
     };
     for (const auto& [layer, values] : hidden) {
       compare("hidden." + std::to_string(layer), values, static_cast<size_t>(info.d_model));

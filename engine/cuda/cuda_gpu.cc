@@ -1,0 +1,247 @@
+// GPUs by the CUDA runtime, which is linked statically and finds the driver when it is first
+// called.
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/keep_in_memory.h"
+#include "base/status.h"
+#include "engine/cuda/cuda_kernels.h"
+#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/self_check.h"
+
+namespace withy::engine::cuda {
+namespace {
+
+constexpr size_t kPinnedBytes = size_t{4} << 20;
+
+std::string Version(int number) { return absl::StrCat(number / 1000, ".", number % 1000 / 10); }
+
+std::string ErrorText(cudaError_t error) {
+  return absl::StrCat(cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+}
+
+absl::Status Check(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("the GPU failed while it ", std::string(what), ": ", ErrorText(error)));
+}
+
+// Why no GPU can be counted.
+absl::Status ExplainNoDevices(cudaError_t error) {
+  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (driver == nullptr) {
+    return absl::NotFoundError(
+        "there is no NVIDIA driver: libcuda.so.1 was not found (on a Jetson it comes with JetPack; "
+        "elsewhere install the driver)");
+  }
+  dlclose(driver);
+  int supported = 0;
+  int built = 0;
+  cudaDriverGetVersion(&supported);
+  cudaRuntimeGetVersion(&built);
+  if (error == cudaErrorInsufficientDriver || (supported > 0 && supported < built)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the NVIDIA driver supports CUDA ", Version(supported), ", this build needs ",
+        Version(built), ": update the driver, or build withy with an older CUDA toolkit"));
+  }
+  return absl::NotFoundError(absl::StrCat("the NVIDIA driver finds no GPU: ", ErrorText(error),
+                                          " (are /dev/nvidia* or /dev/nvhost* readable?)"));
+}
+
+class CudaGpu final : public Gpu {
+ public:
+  static absl::StatusOr<std::unique_ptr<Gpu>> Open(int32_t index) {
+    int count = 0;
+    const cudaError_t counted = cudaGetDeviceCount(&count);
+    if (counted != cudaSuccess || count == 0) return ExplainNoDevices(counted);
+    if (index >= count) {
+      return absl::NotFoundError(
+          absl::StrCat("there is no GPU number ", index, "; there are ", count, ", from 0 on"));
+    }
+    std::unique_ptr<CudaGpu> gpu(new CudaGpu(index));
+    WITHY_RETURN_IF_ERROR(gpu->Prepare());
+    WITHY_RETURN_IF_ERROR(SelfCheck(*gpu));
+    return gpu;
+  }
+
+  ~CudaGpu() override {
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    for (const auto& [base, bytes] : registered_) cudaHostUnregister(base);
+    for (Pinned& pinned : pinned_) {
+      if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
+      if (pinned.memory != nullptr) cudaFreeHost(pinned.memory);
+    }
+    for (const cudaEvent_t mark : marks_) {
+      if (mark != nullptr) cudaEventDestroy(mark);
+    }
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  std::string_view target() const override { return target_; }
+  std::string_view description() const override { return description_; }
+  const Kernels& kernels() const override { return CudaKernels(); }
+  void* stream() override {
+    cudaSetDevice(index_);  // of the calling thread
+    return stream_;
+  }
+
+  absl::StatusOr<void*> Allocate(size_t bytes) override {
+    cudaSetDevice(index_);
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error == cudaSuccess) return memory;
+    cudaGetLastError();  // an allocation that fails leaves the device usable
+    return absl::ResourceExhaustedError(absl::StrCat(
+        description_, " has no ", bytes, " bytes left (", FreeBytes(),
+        " are free): choose a smaller model, or set model.weight_budget_bytes or model.device"));
+  }
+  void Free(void* memory) override { cudaFree(memory); }
+
+  // By way of pinned memory, so that `from` may change at once.
+  absl::Status Upload(void* to, const void* from, size_t bytes) override {
+    cudaSetDevice(index_);
+    for (size_t at = 0; at < bytes; at += kPinnedBytes) {
+      Pinned& pinned = pinned_[next_pinned_++ % pinned_.size()];
+      WITHY_RETURN_IF_ERROR(Check(cudaEventSynchronize(pinned.event), "copied to the device"));
+      const size_t part = std::min(kPinnedBytes, bytes - at);
+      std::memcpy(pinned.memory, static_cast<const std::byte*>(from) + at, part);
+      WITHY_RETURN_IF_ERROR(Check(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, pinned.memory,
+                                                  part, cudaMemcpyHostToDevice, stream_),
+                                  "copied to the device"));
+      WITHY_RETURN_IF_ERROR(Check(cudaEventRecord(pinned.event, stream_), "copied to the device"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Download(void* to, const void* from, size_t bytes) override {
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "computed"));
+    return Wait();
+  }
+  absl::Status Zero(void* to, size_t bytes) override {
+    return Check(cudaMemsetAsync(to, 0, bytes, stream_), "cleared memory");
+  }
+
+  absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override {
+    if (reads_host_memory_ || memory.bytes == 0) return reinterpret_cast<uint8_t*>(memory.base);
+    const auto found = registered_.find(memory.base);
+    if (found == registered_.end() || found->second != memory.bytes) {
+      WITHY_RETURN_IF_ERROR(Register(memory));
+    }
+    void* device = nullptr;
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaHostGetDevicePointer(&device, memory.base, 0), "mapped the KV memory"));
+    return static_cast<uint8_t*>(device);
+  }
+
+  absl::Status Mark(int index) override {
+    WITHY_RETURN_IF_ERROR(Check(cudaGetLastError(), "started a kernel"));
+    return Check(cudaEventRecord(marks_[static_cast<size_t>(index)], stream_), "computed");
+  }
+  absl::Status WaitFor(int index) override {
+    return Check(cudaEventSynchronize(marks_[static_cast<size_t>(index)]), "computed");
+  }
+  absl::Status Wait() override {
+    WITHY_RETURN_IF_ERROR(Check(cudaGetLastError(), "started a kernel"));
+    return Check(cudaStreamSynchronize(stream_), "computed");
+  }
+
+ private:
+  struct Pinned {
+    void* memory = nullptr;
+    cudaEvent_t event = nullptr;  // the last copy out of it
+  };
+
+  explicit CudaGpu(int32_t index) : index_(index) {}
+
+  absl::Status Prepare() {
+    WITHY_RETURN_IF_ERROR(Check(cudaSetDevice(index_), "was opened"));
+    cudaDeviceProp properties;
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaGetDeviceProperties(&properties, index_), "was asked for its properties"));
+    integrated_ = properties.integrated != 0;
+    reads_host_memory_ = properties.pageableMemoryAccess != 0;
+    description_ = absl::StrCat(properties.name, " (cuda:", index_, ", sm_", properties.major,
+                                properties.minor, ")");
+    target_ = absl::StrCat("cuda-sm_", properties.major, properties.minor);
+    const int image = CheckKernelImage();
+    if (image != cudaSuccess) {
+      cudaGetLastError();
+      return absl::FailedPreconditionError(absl::StrCat(
+          "this build has no kernels for ", description_, ": ",
+          ErrorText(static_cast<cudaError_t>(image)),
+          " (it has sm_87, sm_90, sm_110, and what can be compiled from them at start)"));
+    }
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "made a stream"));
+    for (cudaEvent_t& mark : marks_) {
+      WITHY_RETURN_IF_ERROR(
+          Check(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming), "made an event"));
+    }
+    for (Pinned& pinned : pinned_) {
+      WITHY_RETURN_IF_ERROR(Check(cudaMallocHost(&pinned.memory, kPinnedBytes), "pinned memory"));
+      WITHY_RETURN_IF_ERROR(
+          Check(cudaEventCreateWithFlags(&pinned.event, cudaEventDisableTiming), "made an event"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Views that overlap are of memory that was given back since.
+  absl::Status Register(const KvMemory& memory) {
+    for (auto it = registered_.begin(); it != registered_.end();) {
+      const bool overlaps = it->first < memory.base + memory.bytes &&
+                            memory.base < static_cast<std::byte*>(it->first) + it->second;
+      if (overlaps) {
+        WITHY_RETURN_IF_ERROR(Wait());
+        cudaHostUnregister(it->first);
+        cudaGetLastError();
+        it = registered_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    const cudaError_t error = cudaHostRegister(memory.base, memory.bytes, cudaHostRegisterMapped);
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      return absl::FailedPreconditionError(absl::StrCat(
+          description_, " cannot read the KV memory (", memory.bytes, " bytes): ", ErrorText(error),
+          "; set model.device to cpu, or a smaller store.arena_bytes"));
+    }
+    registered_[memory.base] = memory.bytes;
+    return absl::OkStatus();
+  }
+
+  // On a board that shares memory, CUDA does not count what the kernel can reclaim.
+  uint64_t FreeBytes() const {
+    if (integrated_) return MemoryFree();
+    size_t free = 0;
+    size_t total = 0;
+    cudaMemGetInfo(&free, &total);
+    return free;
+  }
+
+  const int32_t index_;
+  std::string target_;  // "cuda-sm_87": what is measured on one kind of GPU says nothing of another
+  std::string description_;
+  bool integrated_ = false;
+  bool reads_host_memory_ = false;  // any memory of the process
+  cudaStream_t stream_ = nullptr;
+  std::array<cudaEvent_t, kMarks> marks_ = {};
+  std::array<Pinned, 2> pinned_ = {};
+  size_t next_pinned_ = 0;
+  std::map<void*, size_t> registered_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Gpu>> OpenCudaGpu(int32_t index) { return CudaGpu::Open(index); }
+
+}  // namespace withy::engine::cuda

@@ -1,0 +1,36 @@
+#include "engine/cuda/executor.h"
+
+#include <utility>
+
+#include "base/status.h"
+#include "engine/cuda/run.h"
+
+namespace withy::engine::cuda {
+
+CudaExecutor::CudaExecutor(std::unique_ptr<Gpu> gpu, const PackedFile& file,
+                           const ModelFacts& facts, const Tap& tap, WeightStream* stream,
+                           KernelObserver* observer, const ExecutorOptions& options)
+    : gpu_(std::move(gpu)),
+      facts_(facts),
+      bound_(file, facts),
+      key_bias_(facts, bound_),
+      tap_(tap),
+      stream_(stream),
+      observer_(observer),
+      options_(options) {}
+
+absl::StatusOr<std::unique_ptr<Executor>> CudaExecutor::Create(
+    std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
+    WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options) {
+  std::unique_ptr<CudaExecutor> executor(
+      new CudaExecutor(std::move(gpu), file, facts, tap, stream, observer, options));
+  const bool embeds = stream == nullptr || !stream->StreamsEmbedding();
+  WITHY_ASSIGN_OR_RETURN(executor->weights_,
+                         DeviceWeights::Create(*executor->gpu_, facts, executor->bound_,
+                                               executor->key_bias_, stream != nullptr, embeds));
+  return executor;
+}
+
+std::unique_ptr<ProgramRun> CudaExecutor::NewRun() { return std::make_unique<CudaRun>(*this); }
+
+}  // namespace withy::engine::cuda

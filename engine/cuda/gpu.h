@@ -1,0 +1,75 @@
+// A GPU as the executor sees it: memory, copies, one stream of kernels. Neighbours: cuda_gpu.cc is
+// the one of CUDA, on_cpu/gpu_on_cpu.h the one for tests, kernels.h the table of launches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/cuda/kernels.h"
+#include "engine/kv/memory.h"
+
+namespace withy::engine::cuda {
+
+// For one thread at a time. What is queued runs in order: copies, kernels, marks. A kernel that
+// fails makes every later call fail with the same error.
+class Gpu {
+ public:
+  static constexpr int kMarks = 4;
+
+  virtual ~Gpu() = default;
+  // Name of the kernels, for Model::target(): "cuda", "cuda-on-cpu".
+  virtual std::string_view target() const = 0;
+  // For people: "NVIDIA Orin (cuda:0, sm_87)".
+  virtual std::string_view description() const = 0;
+  // Whether how long its kernels take says anything.
+  virtual bool has_times() const { return true; }
+  virtual const Kernels& kernels() const = 0;
+  virtual void* stream() = 0;  // for launches
+
+  // Device memory, aligned to 256 bytes; its contents are undefined. Errors: RESOURCE_EXHAUSTED
+  // naming device, bytes asked for and free.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  virtual void Free(void* memory) = 0;
+  // `from` may change once it returns.
+  virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
+  // Waits for what is queued, then for the copy.
+  virtual absl::Status Download(void* to, const void* from, size_t bytes) = 0;
+  virtual absl::Status Zero(void* to, size_t bytes) = 0;
+  // Address at which kernels access the memory of KV blocks; equal views are prepared once.
+  virtual absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) = 0;
+
+  // Queues mark `index`; WaitFor returns once everything queued before it is done.
+  virtual absl::Status Mark(int index) = 0;
+  virtual absl::Status WaitFor(int index) = 0;
+  // Waits for all that is queued.
+  virtual absl::Status Wait() = 0;
+};
+
+// Device memory that grows. Owned by one thread at a time; the GPU must outlive it.
+class Buffer {
+ public:
+  explicit Buffer(Gpu& gpu) : gpu_(&gpu) {}
+  Buffer(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  // Makes room for `bytes`; contents are lost when it has to grow, which waits for what is queued.
+  absl::Status Reserve(size_t bytes);
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Gpu* gpu_;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace withy::engine::cuda

@@ -1,0 +1,53 @@
+#include "engine/cuda/on_cpu/gpu_on_cpu.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "engine/cuda/on_cpu/kernels_on_cpu.h"
+
+namespace withy::engine::on_cpu {
+
+GpuOnCpu::~GpuOnCpu() {
+  for (const auto& [memory, bytes] : allocations_) std::free(memory);
+}
+
+const cuda::Kernels& GpuOnCpu::kernels() const { return KernelsOnCpu(); }
+
+absl::StatusOr<void*> GpuOnCpu::Allocate(size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, rounded);
+  if (memory == nullptr) return absl::ResourceExhaustedError("no memory for the test device");
+  std::memset(memory, 0xff, rounded);  // floats that nobody has written are no numbers
+  allocations_[memory] = rounded;
+  runner_.watch().Allow(memory, rounded);
+  return memory;
+}
+
+void GpuOnCpu::Free(void* memory) {
+  runner_.watch().Forbid(memory);
+  allocations_.erase(memory);
+  std::free(memory);
+}
+
+absl::Status GpuOnCpu::Upload(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status GpuOnCpu::Download(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status GpuOnCpu::Zero(void* to, size_t bytes) {
+  std::memset(to, 0, bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint8_t*> GpuOnCpu::MapKv(const KvMemory& memory) {
+  runner_.watch().Allow(memory.base, memory.bytes);
+  return reinterpret_cast<uint8_t*>(memory.base);
+}
+
+}  // namespace withy::engine::on_cpu

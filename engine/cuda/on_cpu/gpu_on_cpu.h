@@ -1,0 +1,43 @@
+// The device for tests, "cuda-on-cpu": CUDA's kernels in the runner, device memory in memory of the
+// process. Neighbours: runner.h, ../gpu.h. No part of the product.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/cuda/gpu.h"
+#include "engine/cuda/on_cpu/runner.h"
+
+namespace withy::engine::on_cpu {
+
+class GpuOnCpu final : public cuda::Gpu {
+ public:
+  explicit GpuOnCpu(const RunnerOptions& options = {}) : runner_(options) {}
+  ~GpuOnCpu() override;
+
+  std::string_view target() const override { return "cuda-on-cpu"; }
+  std::string_view description() const override { return "the runner of CUDA kernels on the CPU"; }
+  bool has_times() const override { return false; }
+  const cuda::Kernels& kernels() const override;
+  void* stream() override { return &runner_; }
+  absl::StatusOr<void*> Allocate(size_t bytes) override;
+  void Free(void* memory) override;
+  absl::Status Upload(void* to, const void* from, size_t bytes) override;
+  absl::Status Download(void* to, const void* from, size_t bytes) override;
+  absl::Status Zero(void* to, size_t bytes) override;
+  absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override;
+  absl::Status Mark(int) override { return absl::OkStatus(); }
+  absl::Status WaitFor(int) override { return absl::OkStatus(); }
+  absl::Status Wait() override { return absl::OkStatus(); }
+
+  Runner& runner() { return runner_; }
+
+ private:
+  Runner runner_;
+  std::map<void*, size_t> allocations_;
+};
+
+}  // namespace withy::engine::on_cpu

@@ -1,0 +1,15 @@
+#include "engine/cuda/on_cpu/gpu_on_cpu.h"
+#include "engine/cuda/open_gpu.h"
+
+namespace withy::engine::cuda {
+
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpuOnCpu() {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
+    return absl::UnimplementedError("the test device needs a CPU with FMA and F16C");
+  }
+#endif
+  return std::make_unique<on_cpu::GpuOnCpu>();
+}
+
+}  // namespace withy::engine::cuda

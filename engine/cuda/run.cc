@@ -1,0 +1,412 @@
+#include "engine/cuda/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/status.h"
+#include "engine/kv/block.h"
+#include "engine/kv/rotation.h"
+
+namespace withy::engine::cuda {
+namespace {
+
+constexpr size_t kPartBytes = size_t{64} << 20;  // of attention's parts at a time
+
+}  // namespace
+
+CudaRun::CudaRun(CudaExecutor& executor)
+    : executor_(executor),
+      gpu_(executor.gpu()),
+      kernels_(executor.gpu().kernels()),
+      weights_(executor.weights()),
+      pass_data_(gpu_),
+      input_(gpu_),
+      attention_input_(gpu_),
+      neurons_(gpu_),
+      head_input_(gpu_),
+      x_(gpu_),
+      q_(gpu_),
+      k_(gpu_),
+      v_(gpu_),
+      lora_(gpu_),
+      query_bytes_(gpu_),
+      parts_(gpu_),
+      tail_(gpu_),
+      density_(gpu_),
+      tapped_(gpu_),
+      logits_buffer_(gpu_) {
+  const ModelShape& s = shape();
+  kernel_shape_ = {.layers = s.layers,
+                   .heads = s.heads,
+                   .kv_heads = s.kv_heads,
+                   .head_dim = s.head_dim,
+                   .rotation = RotationBlock(s.head_dim),
+                   .rank_major = !s.cuts_kv_heads(),
+                   .interleaved = s.rope_pairing == RopePairing::kAdjacent,
+                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+                   .epsilon = s.rms_epsilon};
+  const KvGeometry geometry{s.layers, s.kv_heads, s.head_dim};
+  block_bytes_ = static_cast<uint32_t>(geometry.BlockBytes());
+}
+
+void CudaRun::Start(const Program& program, const RowPlan& plan, const Batch& batch,
+                    float* logits) {
+  program_ = &program;
+  plan_ = &plan;
+  batch_ = batch;
+  logits_ = logits;
+  next_op_ = 0;
+  status_ = absl::OkStatus();
+  prepared_ = finished_ = false;
+  computed_ticks_ = 0;
+  marked_layer_ = -1;
+  KernelObserver* const observer = executor_.observer();
+  watched_ = observer != nullptr && observer->watches();
+  weight_ = watched_ ? observer->OnPassBegins(plan.count()) : uint16_t{0};
+}
+
+void CudaRun::Abandon() {
+  // What is queued reads the caller's blocks.
+  if (program_ != nullptr && next_op_ > 0 && !finished_) gpu_.Wait().IgnoreError();
+  program_ = nullptr;
+}
+
+bool CudaRun::Fail(absl::Status status) {
+  status_ = std::move(status);
+  return false;
+}
+
+bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
+  if (finished_) return true;
+  KernelObserver* const observer = executor_.observer();
+  const int64_t started = watched_ ? observer->clock().Now() : 0;
+  status_ = prepared_ ? absl::OkStatus() : Prepare();
+  if (!status_.ok()) return false;
+  prepared_ = true;
+  const auto ops = static_cast<int32_t>(program_->ops.size());
+  while (next_op_ < std::min(end, ops) && (stop == nullptr || !*stop)) {
+    const Op& op = program_->ops[static_cast<size_t>(next_op_)];
+    const int64_t op_started = watched_ ? observer->clock().Now() : 0;
+    if (absl::Status status = Launch(op, op_data_[static_cast<size_t>(next_op_)]); !status.ok()) {
+      return Fail(std::move(status));
+    }
+    ++next_op_;
+    if (watched_) Observe(op, op_started);
+    if (op.layer > marked_layer_) {
+      marked_layer_ = op.layer;
+      absl::Status status = gpu_.Mark(marked_layer_ % 2);
+      if (status.ok() && marked_layer_ > 0) status = gpu_.WaitFor((marked_layer_ - 1) % 2);
+      if (!status.ok()) return Fail(std::move(status));
+    }
+  }
+  absl::Status status = next_op_ < ops ? gpu_.Wait() : Finish();
+  if (watched_) computed_ticks_ += observer->clock().Now() - started;
+  if (!status.ok()) return Fail(std::move(status));
+  if (next_op_ < ops) return false;
+  finished_ = true;
+  if (watched_ && weight_ > 0) {
+    observer->OnPassDone(plan_->count(), program_->ops.size(), computed_ticks_);
+  }
+  return true;
+}
+
+// A watched operation is waited for, so that its times are its own.
+void CudaRun::Observe(const Op& op, int64_t started) {
+  KernelObserver& observer = *executor_.observer();
+  if (weight_ == 0 && op.kind != OpKind::kEmbed) return;
+  gpu_.Wait().IgnoreError();  // the next call fails with the same error
+  const int64_t ended = observer.clock().Now();
+  if (weight_ > 0) {
+    observer.OnKernel({.pass = batch_.tag,
+                       .weight = weight_,
+                       .op = static_cast<uint8_t>(op.kind),
+                       .layer = op.layer,
+                       .dispatched = started,
+                       .arrived = started,
+                       .started = started,
+                       .ended = ended});
+  }
+  if (op.kind == OpKind::kEmbed) observer.OnEmbedded(batch_.tag, started, ended);
+}
+
+absl::Status CudaRun::Finish() {
+  const auto wanted = plan_->wanted().size();
+  const auto vocab = static_cast<size_t>(shape().vocab_size);
+  if (wanted > 0) {
+    WITHY_RETURN_IF_ERROR(
+        gpu_.Download(logits_ + static_cast<size_t>(plan_->first_logits_row()) * vocab,
+                      logits_buffer_.as<float>(), wanted * vocab * sizeof(float)));
+  }
+  if (density_chunks_ > 0) WITHY_RETURN_IF_ERROR(AddDensities());
+  return gpu_.Wait();
+}
+
+absl::Status CudaRun::AddDensities() {
+  const auto heads = static_cast<size_t>(shape().heads);
+  const auto stride = static_cast<size_t>(density_chunks_);
+  std::vector<float> density(static_cast<size_t>(plan_->count()) * heads * stride);
+  WITHY_RETURN_IF_ERROR(
+      gpu_.Download(density.data(), density_.as<float>(), density.size() * sizeof(float)));
+  for (int32_t i = 0; i < plan_->count(); ++i) {
+    const engine::Row& asked = *plan_->row(i).row;
+    if (!asked.ancestor_slots.empty() && asked.density.empty()) continue;
+    const std::span<float> sums = asked.density.empty()
+                                      ? batch_.contexts[static_cast<size_t>(asked.context)].density
+                                      : asked.density;
+    const size_t seen = static_cast<size_t>(asked.position) / kChunkTokens + 1;
+    const float* row = density.data() + static_cast<size_t>(i) * heads * stride;
+    for (size_t head = 0; head < heads; ++head, row += stride) {
+      for (size_t chunk = 0; chunk < std::min(seen, sums.size()); ++chunk)
+        sums[chunk] += row[chunk];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
+  if (weights_.streams()) WITHY_RETURN_IF_ERROR(LaunchStage(op));
+  switch (op.kind) {
+    case OpKind::kEmbed:
+      LaunchEmbed(op);
+      break;
+    case OpKind::kNorm:
+      LaunchNorm(op, data);
+      break;
+    case OpKind::kQkv:
+    case OpKind::kAttentionOut:
+    case OpKind::kDown:
+    case OpKind::kHead:
+      LaunchProducts(data.products, false);
+      break;
+    case OpKind::kGateUp:
+      LaunchProducts(data.products, true);
+      break;
+    case OpKind::kStoreKv:
+      LaunchStoreKv(op, data);
+      break;
+    case OpKind::kGatherTail:
+      kernels_.gather(gpu_.stream(), {.shape = kernel_shape_,
+                                      .layer = op.layer,
+                                      .count = copy_count_,
+                                      .copies = copies_,
+                                      .contexts = contexts_,
+                                      .places = places_,
+                                      .tail = tail_.as<uint8_t>(),
+                                      .block_bytes = block_bytes_});
+      break;
+    case OpKind::kKeepWanted:
+      kernels_.keep(
+          gpu_.stream(),
+          {.x = x_.as<float>(), .width = shape().d_model, .wanted = wanted_, .count = op.rows});
+      break;
+    case OpKind::kAttend:
+      LaunchAttend(op, data);
+      break;
+    case OpKind::kClearHeads:
+      break;  // the merge writes zeros where a row has no head
+    case OpKind::kTap:
+      return Tap(op, data);
+    case OpKind::kTakeLogitRows:
+      LaunchTakeLogitRows(op, data);
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRun::LaunchStage(const Op& op) {
+  const int32_t stage = op.Stage();
+  WeightStream* const stream = executor_.stream();
+  if (stage < 0) return absl::OkStatus();
+  const int32_t level = plan_->LevelOf(0);
+  WITHY_RETURN_IF_ERROR(weights_.LoadStage(op, executor_.facts().Extent(level, op.layer)));
+  if (stream->Needs(stage, level)) stream->Release(stage, level);
+  return absl::OkStatus();
+}
+
+void CudaRun::LaunchEmbed(const Op& op) {
+  EmbedArgs args{
+      .fetched = fetched_, .tokens = tokens_, .x = x_.as<float>(), .width = shape().d_model};
+  if (fetched_ == nullptr) args.embedding = weights_.matrix(op.weights[0]);
+  kernels_.embed(gpu_.stream(), args, op.rows);
+}
+
+void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
+  if (!normed_[static_cast<size_t>(next_op_)]) {
+    kernels_.norm(gpu_.stream(),
+                  {.x = x_.as<float>(),
+                   .width = shape().d_model,
+                   .weight = weights_.vector(op.weights[0]),
+                   .to = input_.get(),
+                   .runs = data.runs,
+                   .run_count = data.run_count,
+                   .a = lora_.as<float>(),
+                   .a_stride = 7 * executor_.facts().lora_rank,
+                   .quantise = input_.quantise(),
+                   .keep_floats = input_.keep_floats()},
+                  op.rows);
+  }
+  LaunchProducts(data.lower, false);
+}
+
+void CudaRun::LaunchProducts(const OpProducts& products, bool fused) {
+  if (products.strips == 0) return;
+  const ProductPath path =
+      products.rows >= executor_.options().mma_rows ? ProductPath::kMma : ProductPath::kDp4a;
+  kernels_.products(gpu_.stream(),
+                    {.products = products.products,
+                     .count = products.count,
+                     .strips = products.strips,
+                     .rows = products.rows},
+                    path, fused);
+}
+
+void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
+  const auto vector = [&](WeightRole role) -> const float* {
+    return op.Reads(role) ? weights_.vector({role, op.layer}) : nullptr;
+  };
+  // The operation of the products before it says which rows have queries.
+  const Op& qkv = program_->ops[static_cast<size_t>(next_op_) - 1];
+  kernels_.store_kv(
+      gpu_.stream(),
+      {.shape = kernel_shape_,
+       .layer = op.layer,
+       .rows = op.rows,
+       .first_query = qkv.first_query,
+       .queries = qkv.queries,
+       .row = rows_,
+       .contexts = contexts_,
+       .places = places_,
+       .kv_extent = data.kv_rows,
+       .q_extent = data.q_rows,
+       .k = k_.as<float>(),
+       .v = v_.as<float>(),
+       .q = q_.as<float>(),
+       .angles = angles_,
+       .k_bias = op.Reads(WeightRole::kKBias) ? weights_.stored_key_bias(op.layer) : nullptr,
+       .v_bias = vector(WeightRole::kVBias),
+       .q_bias = vector(WeightRole::kQBias),
+       .k_norm = vector(WeightRole::kKNorm),
+       .q_norm = vector(WeightRole::kQNorm),
+       .runs = data.runs,
+       .run_count = data.run_count,
+       .a = lora_.as<float>(),
+       .a_stride = 7 * executor_.facts().lora_rank,
+       .bias = weights_.key_bias(op.layer),
+       .to = queries_});
+}
+
+void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
+  const ModelShape& s = shape();
+  const bool last = op.layer == LastLayer();
+  AttendArgs args{.shape = kernel_shape_,
+                  .layer = op.layer,
+                  .runs = runs_,
+                  .row = rows_,
+                  .wanted = last ? wanted_ : nullptr,
+                  .contexts = contexts_,
+                  .places = places_,
+                  .tail = tail_.as<uint8_t>(),
+                  .block_bytes = block_bytes_,
+                  .head_extent = data.heads,
+                  .queries = queries_,
+                  .bias = weights_.key_bias(op.layer),
+                  .parts = parts_.as<float>(),
+                  .to = attention_input_.get(),
+                  .quantise = attention_input_.quantise(),
+                  .keep_floats = attention_input_.keep_floats()};
+  if (density_chunks_ > 0 && !last) {
+    args.densities = true;
+    args.density = density_.as<float>();
+    args.density_stride = density_chunks_;
+  }
+  const size_t row_bytes = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
+                           static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
+  const auto at_once = static_cast<int>(std::max<size_t>(1, parts_.bytes() / row_bytes));
+  for (int row = 0; row < op.rows; row += at_once) {
+    args.first_row = row;
+    args.rows = std::min(at_once, op.rows - row);
+    kernels_.attend(gpu_.stream(), args);
+    kernels_.merge(gpu_.stream(), args);
+  }
+}
+
+absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
+  const auto floats = static_cast<size_t>(op.rows) * static_cast<size_t>(shape().d_model);
+  WITHY_RETURN_IF_ERROR(tapped_.Reserve(floats * sizeof(float)));
+  kernels_.norm(gpu_.stream(),
+                {.x = x_.as<float>(),
+                 .width = shape().d_model,
+                 .runs = data.runs,
+                 .run_count = data.run_count,
+                 .a = lora_.as<float>(),
+                 .a_stride = 7 * executor_.facts().lora_rank,
+                 .added = tapped_.as<float>()},
+                op.rows);
+  std::vector<float> hidden(floats);
+  WITHY_RETURN_IF_ERROR(gpu_.Download(hidden.data(), tapped_.as<float>(), floats * sizeof(float)));
+  executor_.tap()(op.layer, hidden);
+  return absl::OkStatus();
+}
+
+void CudaRun::LaunchTakeLogitRows(const Op& op, const OpData& data) {
+  kernels_.norm(gpu_.stream(),
+                {.x = x_.as<float>(),
+                 .width = shape().d_model,
+                 .weight = weights_.vector({WeightRole::kOutputNorm, -1}),
+                 .map = logit_rows_,
+                 .to = head_input_.get(),
+                 .runs = data.runs,
+                 .run_count = data.run_count,
+                 .a = lora_.as<float>(),
+                 .a_stride = 7 * executor_.facts().lora_rank,
+                 .quantise = head_input_.quantise(),
+                 .keep_floats = head_input_.keep_floats()},
+                op.rows);
+}
+
+absl::Status CudaRun::ReserveBuffers() {
+  const ModelShape& s = shape();
+  const ProductForms& forms = executor_.bound().forms();
+  const auto rows = static_cast<size_t>(plan_->count());
+  const auto wanted = plan_->wanted().size();
+  const auto floats = [](size_t n, int32_t width) {
+    return n * static_cast<size_t>(width) * sizeof(float);
+  };
+  WITHY_RETURN_IF_ERROR(input_.Reserve(rows, s.d_model, forms.input));
+  WITHY_RETURN_IF_ERROR(attention_input_.Reserve(rows, s.q_rows(), forms.attention));
+  WITHY_RETURN_IF_ERROR(neurons_.Reserve(rows, s.d_ff, forms.neurons));
+  WITHY_RETURN_IF_ERROR(head_input_.Reserve(std::max<size_t>(wanted, 1), s.d_model, forms.head));
+  WITHY_RETURN_IF_ERROR(x_.Reserve(floats(rows, s.d_model)));
+  WITHY_RETURN_IF_ERROR(q_.Reserve(floats(rows, s.q_rows())));
+  WITHY_RETURN_IF_ERROR(k_.Reserve(floats(rows, s.kv_rows())));
+  WITHY_RETURN_IF_ERROR(v_.Reserve(floats(rows, s.kv_rows())));
+  if (program_->low_rank) {
+    WITHY_RETURN_IF_ERROR(lora_.Reserve(floats(rows, 7 * executor_.facts().lora_rank)));
+  }
+  WITHY_RETURN_IF_ERROR(logits_buffer_.Reserve(floats(wanted, s.vocab_size)));
+  WITHY_RETURN_IF_ERROR(tail_.Reserve(static_cast<size_t>(plan_->tail_blocks()) * block_bytes_));
+  const size_t heads = rows * static_cast<size_t>(s.heads);
+  const size_t part_row = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
+                          static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
+  WITHY_RETURN_IF_ERROR(parts_.Reserve(std::max(part_row, std::min(kPartBytes, rows * part_row))));
+  const size_t q_bytes = (heads * static_cast<size_t>(s.head_dim) + 255) / 256 * 256;
+  const size_t bias_floats = weights_.has_key_bias() ? heads * kMaxBiasPairs * 2 : 0;
+  const size_t rotated_floats = half_blocks_ ? heads * static_cast<size_t>(s.head_dim) : 0;
+  WITHY_RETURN_IF_ERROR(
+      query_bytes_.Reserve(q_bytes + (2 * heads + bias_floats + rotated_floats) * sizeof(float)));
+  queries_.q = query_bytes_.as<int8_t>();
+  queries_.scale = reinterpret_cast<float*>(queries_.q + q_bytes);
+  queries_.sum = reinterpret_cast<int32_t*>(queries_.scale + heads);
+  float* const after = queries_.scale + 2 * heads;
+  queries_.bias = weights_.has_key_bias() ? after : nullptr;
+  queries_.rotated = half_blocks_ ? after + bias_floats : nullptr;
+  if (density_chunks_ > 0) {
+    const size_t bytes = heads * static_cast<size_t>(density_chunks_) * sizeof(float);
+    WITHY_RETURN_IF_ERROR(density_.Reserve(bytes));
+    WITHY_RETURN_IF_ERROR(gpu_.Zero(density_.as<float>(), bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace withy::engine::cuda

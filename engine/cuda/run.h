@@ -1,0 +1,155 @@
+// Walks one program on the GPU: resolves names and queues the kernels of each operation.
+// Neighbours: executor.h makes it, args.h has what kernels take, pass_data.h what is copied for a
+// pass.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/cuda/executor.h"
+#include "engine/cuda/pass_data.h"
+#include "engine/cuda/workspace.h"
+#include "engine/model/executor.h"
+
+namespace withy::engine::cuda {
+
+// Operations are queued at most two layers ahead of the GPU, so that a stop takes effect within
+// three layers. A pause waits for what is queued.
+class CudaRun final : public ProgramRun {
+ public:
+  explicit CudaRun(CudaExecutor& executor);
+
+  void Start(const Program& program, const RowPlan& plan, const Batch& batch,
+             float* logits) override;
+  bool Run(const std::atomic<bool>* stop, int32_t end) override;
+  double ops_done() const override { return next_op_; }
+  void Abandon() override;
+  absl::Status status() const override { return status_; }
+
+ private:
+  // Products of one operation, in pass data.
+  struct OpProducts {
+    const Product* products = nullptr;
+    int count = 0;
+    int strips = 0;
+    int rows = 0;
+  };
+  struct ProductList {
+    std::vector<Product> products;
+    int strips = 0;
+    int rows = 0;  // of the product with most
+    // `outputs`: that the first row computes, which computes most.
+    void Add(Product product, int outputs);
+  };
+  // Addresses of what the operation reads from pass data.
+  struct OpData {
+    OpProducts products;  // of the operation
+    OpProducts lower;     // A of the LoRA of gate and up, after a norm
+    const LowRankRun* runs = nullptr;
+    int run_count = 0;
+    const int32_t* heads = nullptr;  // extents
+    const int32_t* q_rows = nullptr;
+    const int32_t* kv_rows = nullptr;
+    const int32_t* neurons = nullptr;
+  };
+
+  absl::Status Prepare();
+  absl::Status ReserveBuffers();
+  size_t PassDataBytes() const;
+  absl::Status PutRows();
+  void PutTails();
+  void PutOps();
+  void PutExtents(const Op& op, OpData* data);
+  void PutRuns(const Op& op, OpData* data);
+  void PutProducts(const Op& op, OpData* data);
+  OpProducts PutList(const ProductList& list);
+  void AddQkv(const Op& op, const OpData& data, ProductList* list);
+  void AddResidual(const Op& op, const OpData& data, ProductList* list);
+  void AddGateUp(const Op& op, const OpData& data, ProductList* list);
+  void AddHead(const Op& op, ProductList* list);
+  void AddLoraInputs(const Op& op, ProductList* list);
+  Product NewProduct(const Matrix& w, const InputBuffer& x, int rows, float* y,
+                     int64_t stride) const;
+  void FuseNorm(const Op& op, Product* product);
+
+  absl::Status Launch(const Op& op, const OpData& data);
+  absl::Status LaunchStage(const Op& op);
+  void LaunchEmbed(const Op& op);
+  void LaunchNorm(const Op& op, const OpData& data);
+  void LaunchProducts(const OpProducts& products, bool fused);
+  void LaunchStoreKv(const Op& op, const OpData& data);
+  void LaunchAttend(const Op& op, const OpData& data);
+  absl::Status Tap(const Op& op, const OpData& data);
+  void LaunchTakeLogitRows(const Op& op, const OpData& data);
+
+  bool Fail(absl::Status status);
+  absl::Status Finish();
+  absl::Status AddDensities();
+  void Observe(const Op& op, int64_t started);
+
+  const ModelShape& shape() const { return executor_.facts().shape; }
+  int32_t LastLayer() const { return shape().layers - 1; }
+  float* LoraInputs(LoraPart in) const;
+  int LoraOffset(LoraPart in) const;
+
+  CudaExecutor& executor_;
+  Gpu& gpu_;
+  const Kernels& kernels_;
+  DeviceWeights& weights_;
+  Shape kernel_shape_;
+  uint32_t block_bytes_ = 0;  // of kQ8
+
+  // Of the program.
+  const Program* program_ = nullptr;
+  const RowPlan* plan_ = nullptr;
+  Batch batch_;
+  float* logits_ = nullptr;
+  int32_t next_op_ = 0;
+  absl::Status status_;
+  bool prepared_ = false;
+  bool finished_ = false;
+  bool watched_ = false;
+  uint16_t weight_ = 0;
+  int64_t computed_ticks_ = 0;
+  int32_t marked_layer_ = -1;
+  int32_t density_chunks_ = 0;
+  int32_t runs_ = 0;  // of the row that sees most
+  bool half_blocks_ = false;
+  std::vector<OpData> op_data_;
+  std::vector<bool> normed_;  // [op]: the operation before it has done this norm
+
+  // In pass data.
+  const Row* rows_ = nullptr;
+  const int32_t* tokens_ = nullptr;
+  const float* angles_ = nullptr;
+  const float* fetched_ = nullptr;
+  const Context* contexts_ = nullptr;
+  const KvPlaces* places_ = nullptr;
+  const int32_t* wanted_ = nullptr;
+  const int32_t* logit_rows_ = nullptr;
+  const TailCopy* copies_ = nullptr;
+  int copy_count_ = 0;
+
+  PassData pass_data_;
+  InputBuffer input_;
+  InputBuffer attention_input_;
+  InputBuffer neurons_;
+  InputBuffer head_input_;
+  Buffer x_;
+  Buffer q_;
+  Buffer k_;
+  Buffer v_;
+  Buffer lora_;
+  Buffer query_bytes_;
+  Queries queries_;
+  Buffer parts_;
+  Buffer tail_;
+  Buffer density_;
+  Buffer tapped_;
+  Buffer logits_buffer_;
+};
+
+}  // namespace withy::engine::cuda

@@ -1,0 +1,23 @@
+// Checks that a GPU computes what this program expects, and measures where its matrix units win.
+// Neighbours: cuda_gpu.cc runs the check when a GPU is opened, model/devices.cc measures.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/cuda/gpu.h"
+
+namespace withy::engine::cuda {
+
+// Multiplies small matrices of every weight type by dp4a and by mma and compares with the CPU: all
+// sums within rounding, both paths equal bit for bit. Some milliseconds. Errors:
+// FAILED_PRECONDITION naming the weight type and both results; as Gpu.
+absl::Status SelfCheck(Gpu& gpu);
+
+// Rows from which mma is faster than dp4a for a matrix of 2048 x 2048 in 8 bits, 2 .. 9. `now_ns`:
+// a clock. Errors: as Gpu.
+absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>& now_ns);
+
+}  // namespace withy::engine::cuda
