@@ -75,7 +75,7 @@ class CompressedAheadTest : public IdleKvTest {
 // Where contexts are compressed when their calls end, the disk gets what they have become.
 TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
   const uint64_t epoch = ahead_.Attach(kWorker, LeaseGeometry())->epoch;
-  const LeaseId lease = ahead_.Open(epoch, "c")->id;
+  const LeaseId lease = ahead_.Open({.epoch = epoch, .context_id = "c"})->id;
   ASSERT_TRUE(ahead_.Claim(lease, 0, 2, &evicted_).ok());
   ASSERT_TRUE(ahead_.BeginCommit(lease, Chunks(2), AnyStamp).ok());
   ahead_.FinishCommit(lease, true);

@@ -195,7 +195,9 @@ bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
 
 absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
   const auto on_pool = [self = shared_from_this(), claim] {
-    if (const absl::Status status = self->Claim(claim); !status.ok()) self->End(status);
+    const absl::Status status = self->Claim(claim);
+    // A commit or an abort that has come meanwhile is answered by itself.
+    if (!status.ok() && self->stage() == Stage::kOpen) self->End(status);
   };
   if (store_.MakesRoom(claim.chunks()) && pool_.TryRun(on_pool)) return absl::OkStatus();
   return Claim(claim);

@@ -31,6 +31,7 @@ class NextInLine final : public LeaseListener {
   void OnLayer(uint32_t) override {}
   void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnLoadFailed(uint32_t) override {}
+  void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnEnded(const absl::Status&) override {}
 
   absl::Notification told;  // the previous lease's client has been notified of the end

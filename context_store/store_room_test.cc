@@ -122,7 +122,8 @@ class StoreRoomTest : public StoreFixture {
       // A context that was dropped meanwhile has fewer, not more.
       later_lost = later_lost || store_->KvOf(by_use_[i]).compressed_tokens > before[by_use_[i]];
     }
-    return claimed;
+    if (!claimed.ok()) return claimed.status();
+    return claimed->chunks;
   }
   std::string CreateOne() {
     by_use_.push_back(Create());

@@ -242,20 +242,21 @@ int64_t NanosFromNow(absl::Duration duration) {
 
 // Running calls get `grace`. What else runs (a slow disk, a peer that does not answer) gets
 // kLongestEnd after them: all that must be durable is on the disk by then, and the next start finds
-// the rest as after a kill. The time is bounded, so the watchdog is fed in any case.
-void Stop(std::unique_ptr<Process> process, absl::Duration grace) {
+// the rest as after a kill, with `exit_code`. The time is bounded, so the watchdog is fed in any
+// case.
+void Stop(std::unique_ptr<Process> process, absl::Duration grace, int exit_code) {
   constexpr absl::Duration kLook = absl::Milliseconds(200);
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
   std::atomic<int64_t> give_up_ns = NanosFromNow(grace + kLongestEnd);
-  const Watch watch(watched ? std::min(watchdog, kLook) : kLook, [&give_up_ns, watched] {
+  const Watch watch(watched ? std::min(watchdog, kLook) : kLook, [&give_up_ns, watched, exit_code] {
     if (Clock::Real().SteadyNanos() < give_up_ns) {
       if (watched) FeedWatchdog();
       return;
     }
     spdlog::warn("stopped in the middle of background work: it did not end within {} s",
                  absl::ToInt64Seconds(kLongestEnd));
-    _exit(0);
+    _exit(exit_code);
   });
   process->Drain(grace);
   give_up_ns = NanosFromNow(kLongestEnd);
@@ -301,8 +302,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   if (!process.ok()) return CannotStart(process.status());
   int signal = WaitForSignal(signals, process->get());
   while (signal == 0) {
-    Drain(process->get(), absl::ZeroDuration());
-    process->reset();
+    Stop(*std::move(process), absl::ZeroDuration(), kFailed);
     process = Start(signals, name, *config, create);
     if (!process.ok()) return CannotStart(process.status());
     signal = WaitForSignal(signals, process->get());
@@ -310,7 +310,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");
-  Stop(*std::move(process), absl::Seconds(config->orchestrator().drain_s()));
+  Stop(*std::move(process), absl::Seconds(config->orchestrator().drain_s()), 0);
   spdlog::info("stopped");
   return 0;
 }

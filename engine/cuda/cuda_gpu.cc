@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/keep_in_memory.h"
+#include "base/memory_limits.h"
 #include "base/status.h"
 #include "engine/cuda/cuda_kernels.h"
 #include "engine/cuda/open_gpu.h"
