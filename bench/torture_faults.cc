@@ -111,9 +111,9 @@ absl::Status TrySmallArena(const std::string& directory) {
     refused = app->Say(context_id, prompt).status();
     if (absl::IsUnavailable(refused)) absl::SleepFor(absl::Milliseconds(50));
   } while (absl::IsUnavailable(refused) && absl::Now() < end);
-  if (!absl::IsResourceExhausted(refused)) {
+  if (!absl::IsOutOfRange(refused)) {
     return absl::InternalError(absl::StrCat("a prompt that the arena has no room for ended as ",
-                                            refused.ToString(), " instead of RESOURCE_EXHAUSTED"));
+                                            refused.ToString(), " instead of OUT_OF_RANGE"));
   }
   WITHY_RETURN_IF_ERROR(Annotate(app->Say(context_id, "short").status(), "a prompt that fits"));
   WITHY_ASSIGN_OR_RETURN(const int messages, app->Messages(context_id));

@@ -558,9 +558,10 @@ TEST_F(ServiceTest, AStatelessLeaseMayClaimWithItsOpening) {
   const v1::LeaseEvent full = greedy.Read();
   ASSERT_TRUE(full.has_opened());
   EXPECT_EQ(full.opened().claimed_size(), 0) << "no room";
-  EXPECT_THAT(greedy.Claim(0, all).claimed().refused(), ::testing::HasSubstr("bytes free"));
-  greedy.Cancel();
   lease.Cancel();
+  EXPECT_THAT(greedy.Claim(0, all + 1).claimed().refused(), ::testing::HasSubstr("bytes free"))
+      << "no other lease is there to wait for";
+  greedy.Cancel();
 
   LeaseClient wrong(*stub_, epoch, app, CreateContext(app), 1);
   EXPECT_FALSE(wrong.Read().has_opened());

@@ -89,9 +89,9 @@ TEST(OpenAiRequestTest, ParametersBecomeFieldsOfTheContract) {
 
 TEST(OpenAiRequestTest, NothingIsLeftOutUnlessItIsAskedFor) {
   EXPECT_EQ(ParseChat(Chat(""))->request.truncation(), v1::TRUNCATION_UNSPECIFIED);
-  EXPECT_EQ(ParseChat(Chat(R"(, "withy": {"truncation": "none"})"))->request.truncation(),
+  EXPECT_EQ(ParseChat(Chat(R"("withy": {"truncation": "none"})"))->request.truncation(),
             v1::TRUNCATION_NONE);
-  EXPECT_EQ(ParseChat(Chat(R"(, "withy": {"truncation": "oldest"})"))->request.truncation(),
+  EXPECT_EQ(ParseChat(Chat(R"("withy": {"truncation": "oldest"})"))->request.truncation(),
             v1::TRUNCATION_OLDEST);
 }
 

@@ -446,7 +446,10 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   std::vector<Segment> seen;
   for (const size_t index : number) seen.push_back(segments[index]);
   if (truncation == Truncation::kNone) {
-    for (Segment& segment : seen) segment.token_ids.clear();
+    // Calls are in no text: what a template shows of them is compared with what was generated.
+    for (Segment& segment : seen) {
+      if (segment.tool_calls.empty()) segment.token_ids.clear();
+    }
   }
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());

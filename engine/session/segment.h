@@ -63,7 +63,7 @@ enum class Truncation : uint8_t {
   // All but the oldest exchanges of the record that the window has no room for.
   kRecord,
   // All, as the messages say it: generated ids are not used, so that the ids depend on the messages
-  // alone.
+  // alone; but for those of answers with calls, where the template shows the same.
   kNone,
   // As kRecord, but the call's own messages may be left out, too, before the last exchange.
   kOldest,

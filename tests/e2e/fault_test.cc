@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
 #include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::e2e {
@@ -128,6 +129,8 @@ TEST(RestartTest, ContextsGoOnAfterEverythingWasKilled) {
 class ManyCallersTest : public ::testing::Test {
  protected:
   static constexpr int kCallers = 16;
+  // Its chunks are large beside the smallest arena that can be configured.
+  const std::string kModel = "model.path=" + TestSlowPath();
 
   static v1::GenerateRequest Ask(const std::string& context_id, int caller) {
     std::string text = "caller " + std::to_string(caller);
@@ -145,7 +148,7 @@ TEST_F(ManyCallersTest, EachGetsItsWholeAnswerInAnArenaOfAThirdOfWhatTheyNeed) {
   std::vector<std::string> alone;
   uint64_t needed_chunks = 0, chunk_bytes = 0;
   {
-    Board board;
+    Board board({kModel});
     board.StartAll();
     ASSERT_TRUE(board.WaitUntilServing());
     const std::string token = board.BindApp("app");
@@ -163,7 +166,7 @@ TEST_F(ManyCallersTest, EachGetsItsWholeAnswerInAnArenaOfAThirdOfWhatTheyNeed) {
     ASSERT_TRUE(GetContext(*stub, token, context_id, &context).ok());
     chunk_bytes = context.context().resident_bytes() / ((context.context().kv_tokens() + 15) / 16);
   }
-  Board board({"store.arena_bytes=" + std::to_string(needed_chunks * chunk_bytes / 3),
+  Board board({kModel, "store.arena_bytes=" + std::to_string(needed_chunks * chunk_bytes / 3),
                "model.max_batch=" + std::to_string(kCallers)});
   board.StartAll();
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
@@ -185,7 +188,7 @@ TEST_F(ManyCallersTest, EachGetsItsWholeAnswerInAnArenaOfAThirdOfWhatTheyNeed) {
 
 // A conversation that needs more than the arena holds is told so before it is computed.
 TEST_F(ManyCallersTest, TheWindowIsWhatTheArenaHolds) {
-  Board board({"store.arena_bytes=262144"});
+  Board board({kModel, "store.arena_bytes=1048576"});
   board.StartAll();
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
   const std::string token = board.BindApp("app");
@@ -195,7 +198,7 @@ TEST_F(ManyCallersTest, TheWindowIsWhatTheArenaHolds) {
   v1::ListModelsResponse models;
   ASSERT_TRUE(stub->ListModels(&context, {}, &models).ok());
   const uint32_t window = models.models(0).context_length();
-  EXPECT_THAT(board.Log("model_worker"), ::testing::HasSubstr("the KV arena of 0 MiB holds"));
+  EXPECT_THAT(board.Log("model_worker"), ::testing::HasSubstr("the KV arena of 1 MiB holds"));
   const Answer fits =
       Generate(*stub, token, UserRequest("", "short", window > 100 ? window - 60 : window / 2));
   EXPECT_TRUE(fits.status.ok()) << fits.status;

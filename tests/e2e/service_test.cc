@@ -458,8 +458,6 @@ TEST_F(ServiceTest, BadRequestsNameTheFieldAndHarmNobody) {
   Answer answer = Generate(*stub_, token_, request);
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(answer.status.message()), HasSubstr("temperature"));
-  answer = Generate(*stub_, token_, UserRequest("", "", 8));
-  EXPECT_EQ(answer.status.code(), absl::StatusCode::kInvalidArgument);
   answer = Generate(*stub_, token_, UserRequest("ctx_nope", "x", 8));
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kNotFound);
   std::string long_text;
