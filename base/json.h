@@ -142,8 +142,8 @@ using OrderedJson = nlohmann::basic_json<IndexedObject>;
 int JsonDepth(std::string_view text);
 
 // Takes time in proportion to the text. Errors, to be put behind a field's name: INVALID_ARGUMENT
-// for text that is no JSON or no UTF-8, or is nested deeper than `max_depth`, or so deep that a walk
-// over the value might not fit this thread's stack.
+// for text that is no JSON or no UTF-8, or is nested deeper than `max_depth`, or so deep that a
+// walk over the value might not fit this thread's stack.
 absl::Status ParseJson(std::string_view text, OrderedJson* json, int max_depth = kMaxJsonDepth);
 absl::Status ParseJson(std::string_view text, nlohmann::json* json, int max_depth = kMaxJsonDepth);
 

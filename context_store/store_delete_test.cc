@@ -94,7 +94,8 @@ TEST_F(StoreDeleteTest, TheEndDoesNotWaitForASlowDisk) {
       ASSERT_TRUE(claimed.ok());
       LeaseOutcome outcome;
       outcome.segments = {"text"};
-      for (const ChunkSlot& chunk : claimed->chunks) outcome.chunks.push_back(Write(chunk.slot, 16));
+      for (const ChunkSlot& chunk : claimed->chunks)
+        outcome.chunks.push_back(Write(chunk.slot, 16));
       ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
     }
     const absl::Time begin = absl::Now();

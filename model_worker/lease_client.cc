@@ -196,8 +196,9 @@ class LeaseClient::Impl {
   }
 
   int32_t ChunksIn(uint64_t arena_bytes) const {
-    const engine::KvGeometry kv{
-        .layers = options_.kv.layers, .kv_heads = options_.kv.kv_heads, .head_dim = options_.kv.head_dim};
+    const engine::KvGeometry kv{.layers = options_.kv.layers,
+                                .kv_heads = options_.kv.kv_heads,
+                                .head_dim = options_.kv.head_dim};
     constexpr uint64_t kMost = INT32_MAX / engine::kChunkTokens;
     return static_cast<int32_t>(
         std::min(arena_bytes / kv.ChunkBytes(engine::KvFormat::kQ8), kMost));

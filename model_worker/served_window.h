@@ -1,6 +1,6 @@
-// Most tokens that a context may have: the configured window, or fewer where the arena does not hold
-// as many. Neighbours: lease_client.h limits it when it attaches to an arena; whoever asks for the
-// window has it from here.
+// Most tokens that a context may have: the configured window, or fewer where the arena does not
+// hold as many. Neighbours: lease_client.h limits it when it attaches to an arena; whoever asks for
+// the window has it from here.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ PeerWatch::~PeerWatch() {
   thread_.join();
 }
 
-uint64_t PeerWatch::Enter(int fd, std::shared_ptr<CallControl> control) {
+uint64_t PeerWatch::Enter(int fd, const std::shared_ptr<CallControl>& control) {
   uint64_t entry = 0;
   bool cancelled = false;
   {

@@ -23,7 +23,7 @@ class PeerWatch {
   PeerWatch& operator=(const PeerWatch&) = delete;
 
   // From now until Leave, `control` is cancelled when the peer of `fd` has closed its side.
-  uint64_t Enter(int fd, std::shared_ptr<CallControl> control);
+  uint64_t Enter(int fd, const std::shared_ptr<CallControl>& control);
   void Leave(uint64_t entry);
   // Those that enter later, too.
   void CancelAll();

@@ -293,7 +293,8 @@ TEST(ValidateTest, ToolsAreNamedWithWhatIsWrong) {
   EXPECT_THAT(error("[" + Tool("a") + "," + Tool("a") + "]"), HasSubstr("again"));
   EXPECT_THAT(error("[" + Tool(std::string(129, 'a')) + "]"), HasSubstr("name"));
   EXPECT_THAT(error(std::string(300'000, ' ') + "[]"), HasSubstr("at most 262144"));
-  EXPECT_THAT(error(std::string(5000, '[') + std::string(5000, ']')), HasSubstr("nested 5000 levels deep"));
+  EXPECT_THAT(error(std::string(5000, '[') + std::string(5000, ']')),
+              HasSubstr("nested 5000 levels deep"));
   EXPECT_THAT(error(R"([{"type": "function", "function": {"name": "a", "parameters": 5}}])"),
               HasSubstr("parameters"));
   const auto arguments = [](const std::string& json) {

@@ -35,8 +35,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
     std::vector<HttpPage> further, HttpLimits limits) {
   const std::string address(listen);
-  WITHY_ASSIGN_OR_RETURN(UniqueFd socket,
-                         ListenTcp(address, "profiler.metrics_listen", kRemedy));
+  WITHY_ASSIGN_OR_RETURN(UniqueFd socket, ListenTcp(address, "profiler.metrics_listen", kRemedy));
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
   server->address_ = BoundAddress(socket, address);
   further.push_back({"/metrics", "text/plain; version=0.0.4; charset=utf-8",

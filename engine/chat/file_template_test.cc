@@ -259,8 +259,8 @@ TEST(FileTemplateTest, MalformedArgumentsAreShown) {
       "{% endfor %}){% endfor %}{% endfor %}");
   const auto text = [](const FileTemplate& chat, const std::string& arguments) {
     ChatMessage calls = Message("assistant", "");
-    calls.tool_calls_json = ToolCallsJson(
-        std::vector<ToolCall>{{.id = "i", .name = "f", .arguments_json = arguments}});
+    calls.tool_calls_json =
+        ToolCallsJson(std::vector<ToolCall>{{.id = "i", .name = "f", .arguments_json = arguments}});
     return TextOf(chat, {Message("user", "q"), calls}, {});
   };
   EXPECT_EQ(text(looks, R"({"a": 1})"), "qf(a=1;)");

@@ -146,8 +146,8 @@ struct ModelOptions {
   std::function<absl::StatusOr<std::unique_ptr<cuda::Gpu>>(int32_t)> open_gpu;
   // Told in one line why "auto" computes on the processor, or which GPU it takes.
   std::function<void(std::string_view)> on_device;
-  // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured when
-  // the model is opened. Results do not depend on it.
+  // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured
+  // when the model is opened. Results do not depend on it.
   int32_t matrix_unit_rows = 0;
   int32_t threads = 0;  // 0: one per core
   // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
@@ -203,7 +203,8 @@ class Pass {
   // Whether a paused pass needs blocks that are still not in place: the next Run does nothing.
   virtual bool WaitsForKv() const = 0;
   // Not OK after a Run that failed: streamed weights cannot be read (errors as
-  // WeightStream::Await), or the device failed (INTERNAL, RESOURCE_EXHAUSTED). The next Run tries again.
+  // WeightStream::Await), or the device failed (INTERNAL, RESOURCE_EXHAUSTED). The next Run tries
+  // again.
   virtual absl::Status status() const { return absl::OkStatus(); }
   // Share of the work that is done, 0 .. 1, while the pass is paused.
   virtual double Done() const = 0;

@@ -203,6 +203,40 @@ std::vector<size_t> SeenSegments(std::span<const Segment> segments) {
   return seen;
 }
 
+// The segments with these numbers, as the model sees them.
+std::vector<Segment> CopyOf(std::span<const Segment> segments, const std::vector<size_t>& numbers,
+                            Truncation truncation) {
+  std::vector<Segment> seen;
+  for (const size_t number : numbers) {
+    Segment& segment = seen.emplace_back(segments[number]);
+    // Calls are in no text: what a template shows of them is compared with what was generated.
+    if (truncation == Truncation::kNone && segment.tool_calls.empty()) segment.token_ids.clear();
+  }
+  return seen;
+}
+
+size_t DroppableExchanges(const Exchanges& exchanges, size_t segments, size_t recorded,
+                          Truncation truncation) {
+  if (truncation == Truncation::kNone) return 0;
+  if (truncation == Truncation::kOldest) return exchanges.tokens.size();
+  return RecordedExchanges(exchanges, segments, recorded);
+}
+
+void AddPieces(std::span<const ChatPiece> shown, std::vector<TextPiece>* pieces) {
+  for (const ChatPiece& piece : shown) {
+    pieces->push_back({.text = piece.text, .parse_special = piece.special});
+  }
+}
+
+// Without the token that the tokenizer adds to the first part.
+absl::StatusOr<RenderedChat> RenderTurns(const ChatTemplate& chat, const Tokenizer& tokenizer,
+                                         std::span<const ChatMessage> messages,
+                                         const ChatOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(RenderedChat rendered, chat.Render(messages, options));
+  if (tokenizer.wants_bos()) rendered.DropFront(tokenizer.TokenText(tokenizer.bos_id()));
+  return rendered;
+}
+
 // When the conversation began: now, if nothing of it is recorded.
 int64_t BeganUnixS(std::span<const Segment> segments, const Clock& clock) {
   const bool recorded = !segments.empty() && segments.front().unix_s > 0;
@@ -268,14 +302,11 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
                                                  const Told& told, const CancelCheck* cancelled,
                                                  std::vector<ConversationPart>* parts) const {
   const std::vector<ChatMessage> messages = MessagesOf(segments);
-  WITHY_ASSIGN_OR_RETURN(
-      RenderedChat rendered,
-      chat_.Render(messages, ChatOptions{.add_generation_prompt = answer_follows,
-                                         .tools_json = told.settings.tools_json,
-                                         .arguments_json = told.settings.template_arguments_json,
-                                         .unix_s = told.unix_s}));
-  // The tokenizer adds it to the first part.
-  if (tokenizer_.wants_bos()) rendered.DropFront(tokenizer_.TokenText(tokenizer_.bos_id()));
+  const ChatOptions options{.add_generation_prompt = answer_follows,
+                            .tools_json = told.settings.tools_json,
+                            .arguments_json = told.settings.template_arguments_json,
+                            .unix_s = told.unix_s};
+  WITHY_ASSIGN_OR_RETURN(RenderedChat rendered, RenderTurns(chat_, tokenizer_, messages, options));
   const std::vector<std::string> generated = ShowCallsAsGenerated(segments, &rendered);
 
   std::vector<TextPiece> pieces;  // of the part being collected
@@ -322,9 +353,7 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     } else if (!chat_.executes_file()) {
       parts->push_back(AnswerPart(segment, all[i].text, index, cancelled));
     } else {  // the template shows something else than what was answered
-      for (size_t k = answer.first; k < answer.end; ++k) {
-        pieces.push_back({.text = all[k].text, .parse_special = all[k].special});
-      }
+      AddPieces(std::span(all).subspan(answer.first, answer.end - answer.first), &pieces);
       ConversationPart part = EncodePart(pieces, index, parts->empty(), cancelled);
       part.answer = true;
       parts->push_back(std::move(part));
@@ -334,9 +363,8 @@ absl::Status ConversationEncoder::EncodeMessages(std::span<const Segment> segmen
     i = answer.end - 1;
   }
   // The markup that closes the last answer is part of the next prompt.
-  const bool closes_only =
-      segments.back().role == kAssistantRole && !more_follows && !answer_follows;
-  if (!closes_only) flush();
+  const bool closes = segments.back().role == kAssistantRole && !more_follows && !answer_follows;
+  if (!closes) flush();
   if (answer_follows && !parts->empty()) {
     parts->back().opens_thought = rendered.OpensThought(continues);
   }
@@ -443,14 +471,7 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
     std::span<const Segment> segments, int32_t window, bool answer_follows, size_t recorded,
     const CancelCheck* cancelled, Truncation truncation) const {
   std::vector<size_t> number = SeenSegments(segments);
-  std::vector<Segment> seen;
-  for (const size_t index : number) seen.push_back(segments[index]);
-  if (truncation == Truncation::kNone) {
-    // Calls are in no text: what a template shows of them is compared with what was generated.
-    for (Segment& segment : seen) {
-      if (segment.tool_calls.empty()) segment.token_ids.clear();
-    }
-  }
+  std::vector<Segment> seen = CopyOf(segments, number, truncation);
   auto recorded_seen = static_cast<size_t>(
       std::lower_bound(number.begin(), number.end(), recorded) - number.begin());
   Told told;
@@ -470,13 +491,8 @@ absl::StatusOr<EncodedConversation> ConversationEncoder::EncodeWithin(
   const Exchanges exchanges = ExchangesOf(parts, seen);
   const size_t count = exchanges.tokens.size();
 
+  size_t droppable = DroppableExchanges(exchanges, seen.size(), recorded_seen, truncation);
   // The prompt to be answered is never dropped.
-  size_t droppable = 0;
-  if (truncation == Truncation::kRecord) {
-    droppable = RecordedExchanges(exchanges, seen.size(), recorded_seen);
-  } else if (truncation == Truncation::kOldest) {
-    droppable = count;
-  }
   if (answer_follows && count > 0) droppable = std::min(droppable, count - 1);
   const size_t head = LeadingSystemSegments(seen);
   const int32_t head_tokens =

@@ -29,8 +29,8 @@ absl::Status CheckPrompt(const std::vector<Segment>& prompt) {
   bool any_text = false;
   for (const Segment& segment : prompt) {
     // A message may have nothing to say: the template shows whose turn it was.
-    any_text = any_text || !segment.VisibleText().empty() ||
-               (!segment.role.empty() && !segment.LeftOut());
+    any_text =
+        any_text || !segment.VisibleText().empty() || (!segment.role.empty() && !segment.LeftOut());
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.kept, "kept"));
     WITHY_RETURN_IF_ERROR(CheckSpans(segment, segment.fixed, "prompt.fixed"));
   }

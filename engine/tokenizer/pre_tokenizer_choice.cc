@@ -68,19 +68,20 @@ const Family* FindFamily(std::span<const std::string_view> tokens) {
   return nullptr;
 }
 
-constexpr std::string_view kKey = "tokenizer.ggml.pre";
+constexpr std::string_view kPreTokenizerKey = "tokenizer.ggml.pre";
 
 }  // namespace
 
 PreTokenizerChoice ChoosePreTokenizer(const GgufFile& file, std::string_view configured) {
   PreTokenizerChoice choice;
   if (file.GetStringOr("tokenizer.ggml.model", "").value_or("") != "gpt2") return choice;
-  const std::string named(file.GetStringOr(kKey, "").value_or(""));
+  const std::string named(file.GetStringOr(kPreTokenizerKey, "").value_or(""));
   if (!configured.empty()) {
     choice.name = configured;
     if (named != configured) {
-      choice.note = absl::StrCat("pre-tokenizer: ", choice.name, ", as model.pre_tokenizer says (",
-                                 ToAbsl(kKey), named.empty() ? " is missing)" : " differs)");
+      choice.note =
+          absl::StrCat("pre-tokenizer: ", choice.name, ", as model.pre_tokenizer says (",
+                       ToAbsl(kPreTokenizerKey), named.empty() ? " is missing)" : " differs)");
     }
     return choice;
   }
@@ -92,20 +93,20 @@ PreTokenizerChoice ChoosePreTokenizer(const GgufFile& file, std::string_view con
   const Family* family = tokens.ok() ? FindFamily(*tokens) : nullptr;
   if (named.empty() && family != nullptr) {
     choice.name = family->pre;
-    choice.note = absl::StrCat("the file names no pre-tokenizer (", ToAbsl(kKey),
+    choice.note = absl::StrCat("the file names no pre-tokenizer (", ToAbsl(kPreTokenizerKey),
                                "): its vocabulary is that of ", ToAbsl(family->name), ", and ",
                                choice.name, " is used");
   } else if (family != nullptr) {
     choice.doubtful = true;
     choice.note = absl::StrCat(
-        "the file names the pre-tokenizer default (", ToAbsl(kKey),
+        "the file names the pre-tokenizer default (", ToAbsl(kPreTokenizerKey),
         "), but its vocabulary is that of ", ToAbsl(family->name),
         ": answers are worse than the model's if that is wrong; set model.pre_tokenizer: \"",
         ToAbsl(family->pre), "\"");
   } else if (named.empty()) {
     choice.doubtful = true;
     choice.note = absl::StrCat(
-        "the file names no pre-tokenizer (", ToAbsl(kKey),
+        "the file names no pre-tokenizer (", ToAbsl(kPreTokenizerKey),
         "), and its vocabulary tells none: text is split as by default, and answers are worse than "
         "the model's if it was trained otherwise; set model.pre_tokenizer to the model's own, or "
         "take a newer file of it");

@@ -1,6 +1,6 @@
 // Checks the include arrows of ARCHITECTURE.md for every source file:
-//   base <- http;  base <- telemetry <- engine;  base <- policy;  base <- rpc;  processes, cli, offline and bench
-//   stand above; processes meet in proto/ only, and nobody includes a process.
+//   base <- http;  base <- telemetry <- engine;  base <- policy;  base <- rpc;  processes, cli,
+//   offline and bench stand above; processes meet in proto/ only, and nobody includes a process.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -23,9 +23,13 @@ const std::map<std::string, Parts>& Allowed() {
   static const Parts lower = {"base", "http", "telemetry", "engine", "policy", "rpc", "wire"};
   static const auto* allowed = [] {
     auto* map = new std::map<std::string, Parts>{
-        {"base", {}},         {"http", {"base"}},      {"telemetry", {"base"}},
+        {"base", {}},
+        {"http", {"base"}},
+        {"telemetry", {"base"}},
         {"engine", {"base", "telemetry"}},
-        {"policy", {"base"}}, {"rpc", {"base"}},       {"wire", {"base", "engine", "policy"}},
+        {"policy", {"base"}},
+        {"rpc", {"base"}},
+        {"wire", {"base", "engine", "policy"}},
     };
     for (const char* process :
          {"orchestrator", "model_worker", "draft_worker", "context_store", "profiler_agent"}) {
@@ -64,15 +68,16 @@ std::string FirstPart(const std::string& path) { return path.substr(0, path.find
 std::vector<std::string> Violations(const std::string& part, const fs::path& path) {
   std::vector<std::string> found;
   const Parts& allowed = Allowed().at(part);
-  const bool sees_contract = part != "engine" && part != "telemetry" && part != "policy" && part != "http";
+  const bool sees_contract =
+      part != "engine" && part != "telemetry" && part != "policy" && part != "http";
   for (const std::string& include : QuotedIncludes(path)) {
     const std::string target = FirstPart(include);
     const bool ours = Allowed().contains(target);
     const bool against = ours && target != part && !allowed.contains(target);
     const bool contract = target == "withy" && !sees_contract;
-    const bool grpc_outside_rpc = target == "grpcpp" && (part == "base" || part == "http" ||
-                                                         part == "engine" || part == "telemetry" ||
-                                                         part == "policy");
+    const bool grpc_outside_rpc =
+        target == "grpcpp" && (part == "base" || part == "http" || part == "engine" ||
+                               part == "telemetry" || part == "policy");
     if (against || contract || grpc_outside_rpc) {
       found.push_back(path.string() + " includes \"" + include + "\"");
     }

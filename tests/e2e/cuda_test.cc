@@ -1,5 +1,5 @@
-// The service with both models on a GPU: the five processes, whose workers have the kernels for GPUs
-// in the runner of engine/cuda/on_cpu/.
+// The service with both models on a GPU: the five processes, whose workers have the kernels for
+// GPUs in the runner of engine/cuda/on_cpu/.
 #include <memory>
 #include <string>
 
