@@ -36,15 +36,16 @@ TEST(StackLeftTest, RecursionEndsOnAnyThread) {
   EXPECT_GT(Recurse<4096>(0), 0);  // the main thread
 }
 
+[[gnu::noinline]] size_t StackLeftBelow() {
+  volatile char used[8192];
+  used[0] = 1;
+  return StackLeft() + static_cast<size_t>(used[0]);
+}
+
 TEST(StackLeftTest, IsLessInACalledFunction) {
   const size_t here = StackLeft();
   EXPECT_GT(here, kStackReserveBytes);
-  const auto deeper = [] [[gnu::noinline]] {
-    volatile char used[8192];
-    used[0] = 1;
-    return StackLeft() + static_cast<size_t>(used[0]);
-  };
-  EXPECT_LT(deeper(), here - 8000);
+  EXPECT_LT(StackLeftBelow(), here - 8000);
 }
 
 TEST(StackLeftTest, TheErrorTellsWhatAndTheRemedy) {
