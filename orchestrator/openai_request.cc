@@ -121,7 +121,8 @@ absl::Status Only(const Json& object, const char* name, double value) {
 
 absl::Status NotEmpty(const Json& object, const char* name, std::string_view remedy) {
   const Json* value = Find(object, name);
-  if (value == nullptr || value->empty() || *value == "") return absl::OkStatus();
+  if (value == nullptr || value->empty()) return absl::OkStatus();
+  if (value->is_string() && value->get_ref<const std::string&>().empty()) return absl::OkStatus();
   return Wrong(name, absl::StrCat(" is not supported: ", ToAbsl(remedy)));
 }
 
