@@ -28,7 +28,8 @@ TEST(StackLeftTest, RecursionEndsOnAnyThread) {
       EXPECT_GE(StackLeft(), bytes / 2);
       const int reached = Recurse<256>(0);
       EXPECT_GT(reached, levels);
-      EXPECT_LE(static_cast<size_t>(reached) * 256, bytes);
+      // A sanitizer keeps locals elsewhere.
+      if (kFrameScale == 1) EXPECT_LE(static_cast<size_t>(reached) * 256, bytes);
       levels = reached;
     }));
   }
@@ -43,6 +44,7 @@ TEST(StackLeftTest, RecursionEndsOnAnyThread) {
 }
 
 TEST(StackLeftTest, IsLessInACalledFunction) {
+  if (kFrameScale != 1) GTEST_SKIP() << "a sanitizer keeps locals elsewhere";
   const size_t here = StackLeft();
   EXPECT_GT(here, kStackReserveBytes);
   EXPECT_LT(StackLeftBelow(), here - 8000);
