@@ -309,7 +309,9 @@ TEST(JinjaStackTest, AResultDoesNotDependOnTheThreadsStack) {
     constexpr size_t kBytes = (kFrameScale == 1 ? 1 : 8) * kSmallStackBytes;
     ASSERT_TRUE(RunOnStack(kBytes, [&] { there = Render(source); }));
     EXPECT_EQ(here.ok(), levels <= 50) << here.status();
-    ASSERT_EQ(here.status(), there.status());
+    // Under a sanitizer the stack may end before the levels do.
+    ASSERT_EQ(here.ok(), there.ok()) << there.status();
+    if (kFrameScale == 1) EXPECT_EQ(here.status(), there.status());
     if (here.ok()) {
       EXPECT_EQ(here->bytes(), there->bytes());
     }
