@@ -29,7 +29,9 @@ TEST(StackLeftTest, RecursionEndsOnAnyThread) {
       const int reached = Recurse<256>(0);
       EXPECT_GT(reached, levels);
       // A sanitizer keeps locals elsewhere.
-      if (kFrameScale == 1) EXPECT_LE(static_cast<size_t>(reached) * 256, bytes);
+      if (kFrameScale == 1) {
+        EXPECT_LE(static_cast<size_t>(reached) * 256, bytes);
+      }
       levels = reached;
     }));
   }

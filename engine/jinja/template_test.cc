@@ -311,7 +311,9 @@ TEST(JinjaStackTest, AResultDoesNotDependOnTheThreadsStack) {
     EXPECT_EQ(here.ok(), levels <= 50) << here.status();
     // Under a sanitizer the stack may end before the levels do.
     ASSERT_EQ(here.ok(), there.ok()) << there.status();
-    if (kFrameScale == 1) EXPECT_EQ(here.status(), there.status());
+    if (kFrameScale == 1) {
+      EXPECT_EQ(here.status(), there.status());
+    }
     if (here.ok()) {
       EXPECT_EQ(here->bytes(), there->bytes());
     }
