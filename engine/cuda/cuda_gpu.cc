@@ -182,7 +182,7 @@ class CudaGpu final : public Gpu {
     WITHY_RETURN_IF_ERROR(
         Check(cudaGetDeviceProperties(&properties, index_), "was asked for its properties"));
     integrated_ = properties.integrated != 0;
-    reads_host_memory_ = properties.pageableMemoryAccess != 0;
+    reads_host_memory_ = properties.pageableMemoryAccessUsesHostPageTables != 0;
     description_ = absl::StrCat(properties.name, " (cuda:", index_, ", sm_", properties.major,
                                 properties.minor, ")");
     target_ = absl::StrCat("cuda-sm_", properties.major, properties.minor);
@@ -246,7 +246,9 @@ class CudaGpu final : public Gpu {
   std::string target_;  // "cuda-sm_87": what is measured on one kind of GPU says nothing of another
   std::string description_;
   bool integrated_ = false;
-  bool reads_host_memory_ = false;  // any memory of the process
+  // By the CPU's page tables, as Thor and GB10 do. Where the driver only moves pages to the card
+  // and back, memory is registered all the same.
+  bool reads_host_memory_ = false;
   cudaStream_t stream_ = nullptr;
   std::array<cudaEvent_t, kMarks> marks_ = {};
   std::array<Pinned, 2> pinned_ = {};
