@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/arena_socket.h"
+#include "base/ids.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "model_worker/lease.h"
@@ -17,14 +18,15 @@ namespace withy::model_worker {
 class MappedArena final : public Arena {
  public:
   MappedArena(SharedMemory memory, const ArenaOffer& offer)
-      : memory_(std::move(memory)), offer_(offer) {}
+      : memory_(std::move(memory)), offer_(offer), mapping_(RandomId64()) {}
 
   uint64_t epoch() const override { return offer_.epoch; }
-  engine::KvMemory memory() const override { return {memory_.data(), memory_.size()}; }
+  engine::KvMemory memory() const override { return {memory_.data(), memory_.size(), mapping_}; }
 
  private:
   SharedMemory memory_;
   ArenaOffer offer_;
+  uint64_t mapping_;
 };
 
 struct ArenaConnection {

@@ -75,7 +75,7 @@ class CudaGpu final : public Gpu {
 
   ~CudaGpu() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
-    for (const auto& [base, bytes] : registered_) cudaHostUnregister(base);
+    for (const auto& [base, registered] : registered_) cudaHostUnregister(base);
     for (Pinned& pinned : pinned_) {
       if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
       if (pinned.memory != nullptr) cudaFreeHost(pinned.memory);
@@ -133,13 +133,20 @@ class CudaGpu final : public Gpu {
   absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override {
     if (reads_host_memory_ || memory.bytes == 0) return reinterpret_cast<uint8_t*>(memory.base);
     const auto found = registered_.find(memory.base);
-    if (found == registered_.end() || found->second != memory.bytes) {
-      WITHY_RETURN_IF_ERROR(Register(memory));
-    }
+    const bool prepared = found != registered_.end() && found->second.bytes == memory.bytes &&
+                          found->second.mapping == memory.mapping;
+    if (!prepared) WITHY_RETURN_IF_ERROR(Register(memory));
+    ++registered_[memory.base].uses;
     void* device = nullptr;
     WITHY_RETURN_IF_ERROR(
         Check(cudaHostGetDevicePointer(&device, memory.base, 0), "mapped the KV memory"));
     return static_cast<uint8_t*>(device);
+  }
+  void UnmapKv(const KvMemory& memory) override {
+    const auto found = registered_.find(memory.base);
+    if (found == registered_.end() || --found->second.uses > 0 || memory.mapping != 0) return;
+    cudaHostUnregister(memory.base);
+    registered_.erase(found);
   }
 
   absl::Status Mark(int index) override {
@@ -160,6 +167,13 @@ class CudaGpu final : public Gpu {
     cudaEvent_t event = nullptr;  // the last copy out of it
   };
 
+  // Memory of KV blocks that is registered with CUDA.
+  struct Registered {
+    size_t bytes = 0;
+    uint64_t mapping = 0;
+    int uses = 0;
+  };
+
   explicit CudaGpu(int32_t index) : index_(index) {}
 
   absl::Status Prepare() {
@@ -168,7 +182,7 @@ class CudaGpu final : public Gpu {
     WITHY_RETURN_IF_ERROR(
         Check(cudaGetDeviceProperties(&properties, index_), "was asked for its properties"));
     integrated_ = properties.integrated != 0;
-    reads_host_memory_ = properties.pageableMemoryAccess != 0;
+    reads_host_memory_ = properties.pageableMemoryAccessUsesHostPageTables != 0;
     description_ = absl::StrCat(properties.name, " (cuda:", index_, ", sm_", properties.major,
                                 properties.minor, ")");
     target_ = absl::StrCat("cuda-sm_", properties.major, properties.minor);
@@ -197,8 +211,8 @@ class CudaGpu final : public Gpu {
   // Views that overlap are of memory that was given back since.
   absl::Status Register(const KvMemory& memory) {
     for (auto it = registered_.begin(); it != registered_.end();) {
-      const bool overlaps = it->first < memory.base + memory.bytes &&
-                            memory.base < static_cast<std::byte*>(it->first) + it->second;
+      const bool overlaps =
+          it->first < memory.base + memory.bytes && memory.base < it->first + it->second.bytes;
       if (overlaps) {
         WITHY_RETURN_IF_ERROR(Wait());
         cudaHostUnregister(it->first);
@@ -215,7 +229,7 @@ class CudaGpu final : public Gpu {
           description_, " cannot read the KV memory (", memory.bytes, " bytes): ", ErrorText(error),
           "; set model.device to cpu, or a smaller store.arena_bytes"));
     }
-    registered_[memory.base] = memory.bytes;
+    registered_[memory.base] = {memory.bytes, memory.mapping, 0};
     return absl::OkStatus();
   }
 
@@ -232,12 +246,14 @@ class CudaGpu final : public Gpu {
   std::string target_;  // "cuda-sm_87": what is measured on one kind of GPU says nothing of another
   std::string description_;
   bool integrated_ = false;
-  bool reads_host_memory_ = false;  // any memory of the process
+  // By the CPU's page tables, as Thor and GB10 do. Where the driver only moves pages to the card
+  // and back, memory is registered all the same.
+  bool reads_host_memory_ = false;
   cudaStream_t stream_ = nullptr;
   std::array<cudaEvent_t, kMarks> marks_ = {};
   std::array<Pinned, 2> pinned_ = {};
   size_t next_pinned_ = 0;
-  std::map<void*, size_t> registered_;
+  std::map<std::byte*, Registered> registered_;  // by base
 };
 
 }  // namespace

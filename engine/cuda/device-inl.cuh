@@ -1,6 +1,7 @@
 // What kernels use of the machine: indices, memory, barriers, shuffles, integer dot products. One
 // header with two bodies: CUDA, and the runner of on_cpu/ for tests. Kernels touch memory only by
-// these functions, so that the runner sees every access. Included by kernels-inl.cuh.
+// these functions, so that the runner sees every access; but for the descriptions of what they do
+// (args.h). Included by kernels-inl.cuh.
 //
 // Arithmetic: nothing is contracted (-fmad=false, -ffp-contract=off); Fma is the one fused
 // operation. So both bodies compute the same bits.

@@ -266,6 +266,7 @@ TEST_F(CudaExecutorTest, SelfCheckPassesAndFindsWrongKernels) {
     }
     absl::Status Zero(void* to, size_t bytes) override { return inner_.Zero(to, bytes); }
     absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override { return inner_.MapKv(memory); }
+    void UnmapKv(const KvMemory& memory) override { inner_.UnmapKv(memory); }
     absl::Status Mark(int) override { return absl::OkStatus(); }
     absl::Status WaitFor(int) override { return absl::OkStatus(); }
     absl::Status Wait() override { return absl::OkStatus(); }
@@ -307,6 +308,34 @@ TEST_F(CudaExecutorTest, AutoGoesOnWithoutGpu) {
     EXPECT_EQ(unknown.status().code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(unknown.status().ToString(), HasSubstr("auto, cpu, cuda"));
   }
+}
+
+// Memory that is unmapped after a pass is not touched by the next one.
+TEST_F(CudaExecutorTest, ForgetsMemoryOfAPassThatIsOver) {
+  const std::string path = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  GpuOnCpu* gpu = nullptr;
+  ModelOptions options;
+  options.device = "cuda";
+  options.open_gpu = [&](int32_t) {
+    auto made = std::make_unique<GpuOnCpu>();
+    gpu = made.get();
+    return made;
+  };
+  const auto model = OpenTiny(folder_, path, options);
+  const ScratchKv kv(model->info(), 16);
+  const size_t before = gpu->mapped();
+  RunRows(*model, kv, PlainRows(SomeTokens(4, TinyShape().vocab_size)));
+  EXPECT_EQ(gpu->mapped(), before);
+  {  // given up half-way
+    const std::vector<Row> rows = PlainRows(SomeTokens(4, TinyShape().vocab_size));
+    const ContextView view = kv.View();
+    std::vector<float> logits(4 * static_cast<size_t>(model->info().vocab_size));
+    const auto pass = model->Begin({.rows = rows, .contexts = {&view, 1}}, logits.data());
+    ASSERT_TRUE(pass.ok());
+    EXPECT_FALSE((*pass)->Run(nullptr, 0.3));
+    EXPECT_EQ(gpu->mapped(), before + 1);
+  }
+  EXPECT_EQ(gpu->mapped(), before);
 }
 
 // Attention of chunks as the CPU's.

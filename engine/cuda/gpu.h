@@ -39,8 +39,11 @@ class Gpu {
   // Waits for what is queued, then for the copy.
   virtual absl::Status Download(void* to, const void* from, size_t bytes) = 0;
   virtual absl::Status Zero(void* to, size_t bytes) = 0;
-  // Address at which kernels access the memory of KV blocks; equal views are prepared once.
+  // Address at which kernels access the memory of KV blocks. Memory that may be unmapped
+  // (KvMemory::mapping is 0) stays prepared until as many UnmapKv; what is queued must be done by
+  // then.
   virtual absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) = 0;
+  virtual void UnmapKv(const KvMemory& memory) = 0;
 
   // Queues mark `index`; WaitFor returns once everything queued before it is done.
   virtual absl::Status Mark(int index) = 0;

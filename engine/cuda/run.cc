@@ -69,7 +69,13 @@ void CudaRun::Start(const Program& program, const RowPlan& plan, const Batch& ba
 void CudaRun::Abandon() {
   // What is queued reads the caller's blocks.
   if (program_ != nullptr && next_op_ > 0 && !finished_) gpu_.Wait().IgnoreError();
+  UnmapContexts();
   program_ = nullptr;
+}
+
+void CudaRun::UnmapContexts() {
+  for (const KvMemory& memory : mapped_) gpu_.UnmapKv(memory);
+  mapped_.clear();
 }
 
 bool CudaRun::Fail(absl::Status status) {
@@ -105,6 +111,7 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   if (!status.ok()) return Fail(std::move(status));
   if (next_op_ < ops) return false;
   finished_ = true;
+  UnmapContexts();
   if (watched_ && weight_ > 0) {
     observer->OnPassDone(plan_->count(), program_->ops.size(), computed_ticks_);
   }

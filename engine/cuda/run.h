@@ -85,6 +85,7 @@ class CudaRun final : public ProgramRun {
   absl::Status Tap(const Op& op, const OpData& data);
   void LaunchTakeLogitRows(const Op& op, const OpData& data);
 
+  void UnmapContexts();
   bool Fail(absl::Status status);
   absl::Status Finish();
   absl::Status AddDensities();
@@ -118,6 +119,7 @@ class CudaRun final : public ProgramRun {
   int32_t density_chunks_ = 0;
   int32_t runs_ = 0;  // of the row that sees most
   bool half_blocks_ = false;
+  std::vector<KvMemory> mapped_;  // of the contexts, until the program is over
   std::vector<OpData> op_data_;
   std::vector<bool> normed_;  // [op]: the operation before it has done this norm
 

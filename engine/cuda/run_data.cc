@@ -27,6 +27,7 @@ KvPlaces PlacesOf(const KvGeometry& geometry, KvFormat format) {
 }  // namespace
 
 absl::Status CudaRun::Prepare() {
+  UnmapContexts();  // of a try that failed
   density_chunks_ = 0;
   half_blocks_ = false;
   runs_ = 1;
@@ -104,6 +105,7 @@ absl::Status CudaRun::PutRows() {
   for (const ContextView& view : batch_.contexts) {
     Context& context = contexts.emplace_back();
     WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
+    mapped_.push_back(view.memory);
     context.blocks = pass_data_.Put(view.blocks);
   }
   contexts_ = pass_data_.Put(contexts);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the compiled CUDA kernels without a GPU.
 
-usage: static_gate.py KERNELS.CU.LOG KERNELS.CU.O [--json]
+usage: static_gate.py KERNELS.CU.LOG KERNELS.CU.O
 
 Reads what ptxas said (registers, spills) and, where cuobjdump and nvdisasm are found, the machine code: no local memory, no
 atomics or reductions (they would make sums depend on who comes first), 128-bit loads, integer dot products and matrix
@@ -24,8 +24,7 @@ def find_tool(name):
 
 
 def read_log(path):
-    """Registers and spilled bytes of each kernel, by (architecture, kernel). nvcc runs several ptxas at once, whose lines mix:
-    what a kernel uses is only totalled."""
+    """The kernels compiled, spilled bytes in total, and the most registers: nvcc runs several ptxas at once, whose lines mix."""
     text = open(path).read()
     compiled = re.findall(r"Compiling entry function '(\w+)' for '(sm_\d+)'", text)
     spills = sum(int(n) for n in re.findall(r'(\d+) bytes spill stores', text))
@@ -65,6 +64,8 @@ def main():
     broken = []
     compiled, spills, registers = read_log(log)
     architectures = sorted({architecture for _, architecture in compiled})
+    if not compiled:
+        broken.append(f'{log} names no kernel')
     if spills:
         broken.append(f'{spills} bytes are spilled to local memory')
     result = {'architectures': len(architectures), 'spills': spills, 'registers_max': registers}

@@ -25,11 +25,14 @@ struct KvBlockName {
   friend bool operator==(const KvBlockName&, const KvBlockName&) = default;
 };
 
-// A view of memory that holds blocks: 64-byte aligned, at most 256 GiB. An executor may treat equal
-// views as the same memory and prepare it once.
+// A view of memory that holds blocks: 64-byte aligned, at most 256 GiB.
 struct KvMemory {
   std::byte* base = nullptr;
   size_t bytes = 0;
+  // Not 0: a number that no other mapping of the process has had. An executor may prepare such
+  // memory once; other memory may be unmapped when a pass is over, and other pages be at its
+  // address.
+  uint64_t mapping = 0;
 
   std::byte* At(KvBlockName block) const {
     return base + size_t{block.units} * KvBlockName::kUnitBytes;

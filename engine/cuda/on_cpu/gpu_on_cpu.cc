@@ -47,7 +47,15 @@ absl::Status GpuOnCpu::Zero(void* to, size_t bytes) {
 
 absl::StatusOr<uint8_t*> GpuOnCpu::MapKv(const KvMemory& memory) {
   runner_.watch().Allow(memory.base, memory.bytes);
+  ++mapped_[memory.base];
   return reinterpret_cast<uint8_t*>(memory.base);
+}
+
+void GpuOnCpu::UnmapKv(const KvMemory& memory) {
+  const auto found = mapped_.find(memory.base);
+  if (found == mapped_.end() || --found->second > 0) return;
+  mapped_.erase(found);
+  if (memory.mapping == 0) runner_.watch().Forbid(memory.base);
 }
 
 }  // namespace withy::engine::on_cpu

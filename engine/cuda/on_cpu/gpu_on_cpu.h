@@ -29,15 +29,18 @@ class GpuOnCpu final : public cuda::Gpu {
   absl::Status Download(void* to, const void* from, size_t bytes) override;
   absl::Status Zero(void* to, size_t bytes) override;
   absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override;
+  void UnmapKv(const KvMemory& memory) override;
   absl::Status Mark(int) override { return absl::OkStatus(); }
   absl::Status WaitFor(int) override { return absl::OkStatus(); }
   absl::Status Wait() override { return absl::OkStatus(); }
 
   Runner& runner() { return runner_; }
+  size_t mapped() const { return mapped_.size(); }  // memories of KV that passes use
 
  private:
   Runner runner_;
   std::map<void*, size_t> allocations_;
+  std::map<std::byte*, int> mapped_;  // views in use, by base
 };
 
 }  // namespace withy::engine::on_cpu
