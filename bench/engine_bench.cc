@@ -55,9 +55,9 @@ Spread Summarize(std::vector<double> samples) {
 EngineBench::EngineBench(engine::Model& model)
     : model_(model),
       pool_(model.threads()),
-      logits_(static_cast<size_t>(model.info().vocab_size) * kBatchRows) {
+      logits_(static_cast<size_t>(model.info().vocab_size) * kMostRows) {
   const int32_t tokens = std::min(model.info().context_length, kDepthTokens + 2 * kDecodeTokens);
-  for (int32_t i = 0; i < kBatchRows; ++i) {
+  for (int32_t i = 0; i < kMostRows; ++i) {
     kv_.push_back(
         std::make_unique<engine::ScratchKv>(model.info(), i == 0 ? tokens : 2 * kDecodeTokens));
   }

@@ -27,6 +27,7 @@ inline constexpr int32_t kPrefillTokens = 512;
 inline constexpr int32_t kDecodeTokens = 64;
 inline constexpr int32_t kDepthTokens = 2048;
 inline constexpr int32_t kBatchRows = 4;
+inline constexpr int32_t kMostRows = 8;  // of a batch
 
 class EngineBench {
  public:

@@ -145,6 +145,29 @@ absl::Status MeasureAlone(EngineBench& bench, int runs, Report* report) {
   return absl::OkStatus();
 }
 
+// On a GPU, whose ceilings `withyctl device` measures.
+absl::Status MeasureOnDevice(EngineBench& bench, const engine::ModelInfo& info, int runs,
+                             Report* report) {
+  for (int run = 0; run < runs; ++run) {
+    Say(absl::StrCat("on the device, ", run + 1, " of ", runs));
+    WITHY_ASSIGN_OR_RETURN(double decode, bench.Decode(1, 0));
+    report->Add("decode_tok_s", decode);
+    report->Add("decode_gb_s", decode * bench.DecodeBytes() / 1e9);
+    for (const int32_t rows : {2, 4, kMostRows}) {
+      WITHY_ASSIGN_OR_RETURN(double batch, bench.Decode(rows, 0));
+      report->Add(absl::StrCat("batch", rows, "_vs_1"), batch / decode);
+    }
+    WITHY_ASSIGN_OR_RETURN(double prefill, bench.Prefill());
+    report->Add("prefill_tok_s", prefill);
+    if (info.context_length < kDepthTokens + kDecodeTokens) continue;
+    WITHY_ASSIGN_OR_RETURN(double longer, bench.Prefill(kDepthTokens));
+    report->Add("prefill2048_tok_s", longer);
+    WITHY_ASSIGN_OR_RETURN(double deep, bench.Decode(1, kDepthTokens));
+    report->Add("depth2048_vs_0", deep / decode);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MeasureDepth(EngineBench& bench, const engine::ModelInfo& info, int runs,
                           Report* report) {
   if (info.context_length < kDepthTokens + kDecodeTokens) {
@@ -224,9 +247,13 @@ absl::Status Run(const Options& options) {
   Say("warming up");
   WITHY_RETURN_IF_ERROR(bench.Prefill().status());
   Report report;
-  WITHY_RETURN_IF_ERROR(MeasureAlone(bench, options.runs, &report));
-  WITHY_RETURN_IF_ERROR(MeasureDepth(bench, info, options.runs, &report));
-  WITHY_RETURN_IF_ERROR(MeasureHog(bench, options.runs, &report));
+  if (options.engine.device.empty() || options.engine.device == "cpu") {
+    WITHY_RETURN_IF_ERROR(MeasureAlone(bench, options.runs, &report));
+    WITHY_RETURN_IF_ERROR(MeasureDepth(bench, info, options.runs, &report));
+    WITHY_RETURN_IF_ERROR(MeasureHog(bench, options.runs, &report));
+  } else {
+    WITHY_RETURN_IF_ERROR(MeasureOnDevice(bench, info, options.runs, &report));
+  }
   WITHY_RETURN_IF_ERROR(MeasurePeers(bench, options, &report));
   Say("");
   report.Print();

@@ -478,6 +478,8 @@ WITHY_DEVICE int HeadsOf(const AttendArgs& args, int row, int kv_head) {
 
 // Grid [runs, KV heads, rows].
 WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
+  LetNextStart();
+  WaitForPrior();
   auto* s = reinterpret_cast<AttendShared*>(SharedMemory());
   const Shape& shape = args.shape;
   const int run = BlockX();
@@ -523,6 +525,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
 
 // Merges the runs of a head and rotates it back; grid [heads by kHeadWarps, rows].
 WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) MergeKernel(AttendArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const Shape& s = args.shape;
   const int at = BlockY();
   const int row = args.first_row + at;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/launch_queue.h"
 #include "engine/kv/memory.h"
 
 namespace withy::engine::cuda {
@@ -28,7 +29,7 @@ class Gpu {
   // Whether how long its kernels take says anything.
   virtual bool has_times() const { return true; }
   virtual const Kernels& kernels() const = 0;
-  virtual void* stream() = 0;  // for launches
+  virtual LaunchQueue& queue() = 0;
 
   // Device memory, aligned to 256 bytes; its contents are undefined. Errors: RESOURCE_EXHAUSTED
   // naming device, bytes asked for and free.

@@ -1,9 +1,10 @@
 // The CUDA kernels: one table of launches for each body of device-inl.cuh. Neighbours: args.h has
-// the arguments, gpu.h hands the table out. Launches return at once; kernels of a stream run in
-// order.
+// the arguments, gpu.h hands the table out, launch.h takes the launches. Launches return at once;
+// kernels run in the order in which they were launched.
 #pragma once
 
 #include "engine/cuda/args.h"
+#include "engine/cuda/launch.h"
 
 namespace withy::engine::cuda {
 
@@ -11,16 +12,16 @@ namespace withy::engine::cuda {
 enum class ProductPath : uint8_t { kDp4a, kMma };
 
 struct Kernels {
-  void (*repack)(void* stream, const PackedArgs& args);
-  void (*embed)(void* stream, const EmbedArgs& args, int rows);
-  void (*norm)(void* stream, const NormArgs& args, int rows);
+  void (*repack)(LaunchSink& to, const PackedArgs& args);
+  void (*embed)(LaunchSink& to, const EmbedArgs& args, int rows);
+  void (*norm)(LaunchSink& to, const NormArgs& args, int rows);
   // `fused`: the products are one of gate and up.
-  void (*products)(void* stream, const ProductArgs& args, ProductPath path, bool fused);
-  void (*store_kv)(void* stream, const StoreKvArgs& args);
-  void (*gather)(void* stream, const GatherArgs& args);
-  void (*keep)(void* stream, const KeepArgs& args);
-  void (*attend)(void* stream, const AttendArgs& args);
-  void (*merge)(void* stream, const AttendArgs& args);
+  void (*products)(LaunchSink& to, const ProductArgs& args, ProductPath path, bool fused);
+  void (*store_kv)(LaunchSink& to, const StoreKvArgs& args);
+  void (*gather)(LaunchSink& to, const GatherArgs& args);
+  void (*keep)(LaunchSink& to, const KeepArgs& args);
+  void (*attend)(LaunchSink& to, const AttendArgs& args);
+  void (*merge)(LaunchSink& to, const AttendArgs& args);
 };
 
 }  // namespace withy::engine::cuda

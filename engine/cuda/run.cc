@@ -12,6 +12,8 @@ namespace withy::engine::cuda {
 namespace {
 
 constexpr size_t kPartBytes = size_t{64} << 20;  // of attention's parts at a time
+// Rows up to which a pass is started whole: it is short, and its graph is used again.
+constexpr int32_t kRowsTogether = 32;
 
 }  // namespace
 
@@ -91,21 +93,9 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   if (!status_.ok()) return false;
   prepared_ = true;
   const auto ops = static_cast<int32_t>(program_->ops.size());
-  while (next_op_ < std::min(end, ops) && (stop == nullptr || !*stop)) {
-    const Op& op = program_->ops[static_cast<size_t>(next_op_)];
-    const int64_t op_started = watched_ ? observer->clock().Now() : 0;
-    if (absl::Status status = Launch(op, op_data_[static_cast<size_t>(next_op_)]); !status.ok()) {
-      return Fail(std::move(status));
-    }
-    ++next_op_;
-    if (watched_) Observe(op, op_started);
-    if (op.layer > marked_layer_) {
-      marked_layer_ = op.layer;
-      absl::Status status = gpu_.Mark(marked_layer_ % 2);
-      if (status.ok() && marked_layer_ > 0) status = gpu_.WaitFor((marked_layer_ - 1) % 2);
-      if (!status.ok()) return Fail(std::move(status));
-    }
-  }
+  if (stop != nullptr && *stop && next_op_ == 0) return false;
+  status_ = StartsTogether(end) ? LaunchTogether() : LaunchUntil(std::min(end, ops), stop);
+  if (!status_.ok()) return false;
   absl::Status status = next_op_ < ops ? gpu_.Wait() : Finish();
   if (watched_) computed_ticks_ += observer->clock().Now() - started;
   if (!status.ok()) return Fail(std::move(status));
@@ -116,6 +106,44 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
     observer->OnPassDone(plan_->count(), program_->ops.size(), computed_ticks_);
   }
   return true;
+}
+
+bool CudaRun::StartsTogether(int32_t end) const {
+  return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
+         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap() && weight_ == 0;
+}
+
+absl::Status CudaRun::LaunchTogether() {
+  gpu_.queue().Collect();
+  for (; next_op_ < static_cast<int32_t>(program_->ops.size()); ++next_op_) {
+    const auto i = static_cast<size_t>(next_op_);
+    if (absl::Status status = Launch(program_->ops[i], op_data_[i]); !status.ok()) {
+      gpu_.queue().Drop();
+      return status;
+    }
+  }
+  KernelObserver* const observer = executor_.observer();
+  const int64_t started = watched_ ? observer->clock().Now() : 0;
+  WITHY_RETURN_IF_ERROR(gpu_.queue().Submit());
+  if (watched_) observer->OnEmbedded(batch_.tag, started, observer->clock().Now());
+  return absl::OkStatus();
+}
+
+absl::Status CudaRun::LaunchUntil(int32_t end, const std::atomic<bool>* stop) {
+  while (next_op_ < end && (stop == nullptr || !*stop)) {
+    const auto i = static_cast<size_t>(next_op_);
+    const Op& op = program_->ops[i];
+    const int64_t op_started = watched_ ? executor_.observer()->clock().Now() : 0;
+    WITHY_RETURN_IF_ERROR(Launch(op, op_data_[i]));
+    ++next_op_;
+    if (watched_) Observe(op, op_started);
+    if (op.layer > marked_layer_) {
+      marked_layer_ = op.layer;
+      WITHY_RETURN_IF_ERROR(gpu_.Mark(marked_layer_ % 2));
+      if (marked_layer_ > 0) WITHY_RETURN_IF_ERROR(gpu_.WaitFor((marked_layer_ - 1) % 2));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // A watched operation is waited for, so that its times are its own.
@@ -193,18 +221,18 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
       LaunchStoreKv(op, data);
       break;
     case OpKind::kGatherTail:
-      kernels_.gather(gpu_.stream(), {.shape = kernel_shape_,
-                                      .layer = op.layer,
-                                      .count = copy_count_,
-                                      .copies = copies_,
-                                      .contexts = contexts_,
-                                      .places = places_,
-                                      .tail = tail_.as<uint8_t>(),
-                                      .block_bytes = block_bytes_});
+      kernels_.gather(gpu_.queue(), {.shape = kernel_shape_,
+                                     .layer = op.layer,
+                                     .count = copy_count_,
+                                     .copies = copies_,
+                                     .contexts = contexts_,
+                                     .places = places_,
+                                     .tail = tail_.as<uint8_t>(),
+                                     .block_bytes = block_bytes_});
       break;
     case OpKind::kKeepWanted:
       kernels_.keep(
-          gpu_.stream(),
+          gpu_.queue(),
           {.x = x_.as<float>(), .width = shape().d_model, .wanted = wanted_, .count = op.rows});
       break;
     case OpKind::kAttend:
@@ -235,12 +263,12 @@ void CudaRun::LaunchEmbed(const Op& op) {
   EmbedArgs args{
       .fetched = fetched_, .tokens = tokens_, .x = x_.as<float>(), .width = shape().d_model};
   if (fetched_ == nullptr) args.embedding = weights_.matrix(op.weights[0]);
-  kernels_.embed(gpu_.stream(), args, op.rows);
+  kernels_.embed(gpu_.queue(), args, op.rows);
 }
 
 void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
   if (!normed_[static_cast<size_t>(next_op_)]) {
-    kernels_.norm(gpu_.stream(),
+    kernels_.norm(gpu_.queue(),
                   {.x = x_.as<float>(),
                    .width = shape().d_model,
                    .weight = weights_.vector(op.weights[0]),
@@ -260,7 +288,7 @@ void CudaRun::LaunchProducts(const OpProducts& products, bool fused) {
   if (products.strips == 0) return;
   const ProductPath path =
       products.rows >= executor_.options().mma_rows ? ProductPath::kMma : ProductPath::kDp4a;
-  kernels_.products(gpu_.stream(),
+  kernels_.products(gpu_.queue(),
                     {.products = products.products,
                      .count = products.count,
                      .strips = products.strips,
@@ -275,7 +303,7 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
   // The operation of the products before it says which rows have queries.
   const Op& qkv = program_->ops[static_cast<size_t>(next_op_) - 1];
   kernels_.store_kv(
-      gpu_.stream(),
+      gpu_.queue(),
       {.shape = kernel_shape_,
        .layer = op.layer,
        .rows = op.rows,
@@ -333,15 +361,15 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
   for (int row = 0; row < op.rows; row += at_once) {
     args.first_row = row;
     args.rows = std::min(at_once, op.rows - row);
-    kernels_.attend(gpu_.stream(), args);
-    kernels_.merge(gpu_.stream(), args);
+    kernels_.attend(gpu_.queue(), args);
+    kernels_.merge(gpu_.queue(), args);
   }
 }
 
 absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
   const auto floats = static_cast<size_t>(op.rows) * static_cast<size_t>(shape().d_model);
   WITHY_RETURN_IF_ERROR(tapped_.Reserve(floats * sizeof(float)));
-  kernels_.norm(gpu_.stream(),
+  kernels_.norm(gpu_.queue(),
                 {.x = x_.as<float>(),
                  .width = shape().d_model,
                  .runs = data.runs,
@@ -357,7 +385,7 @@ absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
 }
 
 void CudaRun::LaunchTakeLogitRows(const Op& op, const OpData& data) {
-  kernels_.norm(gpu_.stream(),
+  kernels_.norm(gpu_.queue(),
                 {.x = x_.as<float>(),
                  .width = shape().d_model,
                  .weight = weights_.vector({WeightRole::kOutputNorm, -1}),

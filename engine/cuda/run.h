@@ -16,8 +16,9 @@
 
 namespace withy::engine::cuda {
 
-// Operations are queued at most two layers ahead of the GPU, so that a stop takes effect within
-// three layers. A pause waits for what is queued.
+// Passes of few rows are started whole, as a graph where possible; a stop takes effect before one.
+// Of longer ones operations are queued at most two layers ahead of the GPU, so that a stop takes
+// effect within three layers. A pause waits for what is queued.
 class CudaRun final : public ProgramRun {
  public:
   explicit CudaRun(CudaExecutor& executor);
@@ -59,7 +60,8 @@ class CudaRun final : public ProgramRun {
   absl::Status Prepare();
   absl::Status ReserveBuffers();
   size_t PassDataBytes() const;
-  absl::Status PutRows();
+  void PutRows();
+  absl::Status PutContexts();
   void PutTails();
   void PutOps();
   void PutExtents(const Op& op, OpData* data);
@@ -86,6 +88,10 @@ class CudaRun final : public ProgramRun {
   void LaunchTakeLogitRows(const Op& op, const OpData& data);
 
   void UnmapContexts();
+  // Whether the operations are started together, as a graph where the same were started before.
+  bool StartsTogether(int32_t end) const;
+  absl::Status LaunchTogether();
+  absl::Status LaunchUntil(int32_t end, const std::atomic<bool>* stop);
   bool Fail(absl::Status status);
   absl::Status Finish();
   absl::Status AddDensities();

@@ -1,7 +1,9 @@
 // What a pass reads besides weights and activations: made by CudaRun before the first operation.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
+#include "base/round_up.h"
 #include "base/status.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/run.h"
@@ -9,6 +11,11 @@
 
 namespace withy::engine::cuda {
 namespace {
+
+// What kernels get as arguments is the same for many passes, so that their launches can be played
+// as a graph: sizes that grow with a context are rounded up.
+constexpr size_t kCopiesAtOnce = 64;
+constexpr int32_t kDensityChunksAtOnce = 64;
 
 int StripsOf(int outputs) { return (outputs + kStripOutputs - 1) / kStripOutputs; }
 
@@ -41,11 +48,14 @@ absl::Status CudaRun::Prepare() {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(planned.row->density.size()));
     runs_ = std::max(runs_, planned.row->position / kRunKeys + 1);
   }
+  runs_ = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(runs_)));
+  density_chunks_ = RoundUp(density_chunks_, kDensityChunksAtOnce);
   WITHY_RETURN_IF_ERROR(ReserveBuffers());
   WITHY_RETURN_IF_ERROR(pass_data_.Begin(PassDataBytes()));
-  WITHY_RETURN_IF_ERROR(PutRows());
+  PutRows();
   PutTails();
   PutOps();
+  WITHY_RETURN_IF_ERROR(PutContexts());
   return pass_data_.Send();
 }
 
@@ -54,23 +64,24 @@ size_t CudaRun::PassDataBytes() const {
   const ModelShape& s = shape();
   const auto rows = static_cast<size_t>(plan_->count());
   const size_t ops = program_->ops.size();
-  size_t bytes =
-      PassData::Room<Row>(rows) + 3 * PassData::Room<int32_t>(rows) +
-      PassData::Room<float>(rows * 2 * static_cast<size_t>(s.head_dim)) +
-      PassData::Room<float>(rows * static_cast<size_t>(s.d_model)) +
-      PassData::Room<Context>(batch_.contexts.size()) + PassData::Room<KvPlaces>(kKvFormats) +
-      PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens) +
-      ops * (PassData::Room<Product>(4) + PassData::Room<Product>(0) +
-             PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
-      2 * PassData::Room<Product>(program_->runs.size()) +
-      4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
+  size_t bytes = PassData::Room<Row>(rows) + 3 * PassData::Room<int32_t>(rows) +
+                 PassData::Room<float>(rows * 2 * static_cast<size_t>(s.head_dim)) +
+                 PassData::Room<float>(rows * static_cast<size_t>(s.d_model)) +
+                 PassData::Room<Context>(batch_.contexts.size()) +
+                 PassData::Room<KvPlaces>(kKvFormats) +
+                 PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens +
+                                          kCopiesAtOnce) +
+                 ops * (PassData::Room<Product>(4) + PassData::Room<Product>(0) +
+                        PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
+                 2 * PassData::Room<Product>(program_->runs.size()) +
+                 4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
   for (const ContextView& context : batch_.contexts) {
     bytes += PassData::Room<KvBlockName>(context.blocks.size());
   }
   return bytes;
 }
 
-absl::Status CudaRun::PutRows() {
+void CudaRun::PutRows() {
   const ModelShape& s = shape();
   const WeightStream* const stream = executor_.stream();
   const bool fetches = stream != nullptr && stream->StreamsEmbedding();
@@ -101,14 +112,7 @@ absl::Status CudaRun::PutRows() {
   tokens_ = pass_data_.Put(tokens);
   angles_ = pass_data_.Put(angles);
   fetched_ = fetches ? pass_data_.Put(fetched) : nullptr;
-  std::vector<Context> contexts;
-  for (const ContextView& view : batch_.contexts) {
-    Context& context = contexts.emplace_back();
-    WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
-    mapped_.push_back(view.memory);
-    context.blocks = pass_data_.Put(view.blocks);
-  }
-  contexts_ = pass_data_.Put(contexts);
+  contexts_ = pass_data_.Place<Context>(batch_.contexts.size());
   const KvGeometry geometry{s.layers, s.kv_heads, s.head_dim};
   std::vector<KvPlaces> places(kKvFormats);
   for (size_t format = 1; format < places.size(); ++format) {
@@ -122,6 +126,18 @@ absl::Status CudaRun::PutRows() {
   }
   wanted_ = pass_data_.Put(wanted);
   logit_rows_ = pass_data_.Put(logit_rows);
+}
+
+// Last, because the lists grow with the contexts.
+absl::Status CudaRun::PutContexts() {
+  std::vector<Context> contexts;
+  for (const ContextView& view : batch_.contexts) {
+    Context& context = contexts.emplace_back();
+    WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
+    mapped_.push_back(view.memory);
+    context.blocks = pass_data_.Put(view.blocks);
+  }
+  pass_data_.Fill(contexts_, contexts);
   return absl::OkStatus();
 }
 
@@ -137,6 +153,7 @@ void CudaRun::PutTails() {
                         .to_slot = p % kChunkTokens});
     }
   }
+  copies.resize(RoundUp(copies.size(), kCopiesAtOnce), {.context = -1});
   copy_count_ = static_cast<int>(copies.size());
   copies_ = pass_data_.Put(copies);
 }

@@ -41,12 +41,12 @@ class Sample {
     WITHY_RETURN_IF_ERROR(packed_memory_.Reserve(bytes_.size()));
     WITHY_RETURN_IF_ERROR(
         gpu_.Upload(packed_memory_.as<std::byte>(), bytes_.data(), bytes_.size()));
-    gpu_.kernels().repack(gpu_.stream(), {.data = packed_memory_.as<uint8_t>(),
-                                          .to = matrix_,
-                                          .panel_inputs = packed_.panel_inputs,
-                                          .panels = packed_.panels(),
-                                          .tiles = packed_.tiles(),
-                                          .blocks = matrix_.blocks});
+    gpu_.kernels().repack(gpu_.queue(), {.data = packed_memory_.as<uint8_t>(),
+                                         .to = matrix_,
+                                         .panel_inputs = packed_.panel_inputs,
+                                         .panels = packed_.panels(),
+                                         .tiles = packed_.tiles(),
+                                         .blocks = matrix_.blocks});
     return absl::OkStatus();
   }
   const Matrix& matrix() const { return matrix_; }
@@ -116,7 +116,7 @@ class Bench {
     WITHY_RETURN_IF_ERROR(inputs_.Reserve(static_cast<size_t>(rows), w.n_in, kActQ8 | kActF32));
     WITHY_RETURN_IF_ERROR(gpu_.Upload(x_.as<float>(), x.data(), x.size() * sizeof(float)));
     WITHY_RETURN_IF_ERROR(gpu_.Upload(ones_.as<float>(), ones.data(), ones.size() * sizeof(float)));
-    gpu_.kernels().norm(gpu_.stream(),
+    gpu_.kernels().norm(gpu_.queue(),
                         {.x = x_.as<float>(),
                          .width = w.n_in,
                          .weight = ones_.as<float>(),
@@ -134,7 +134,7 @@ class Bench {
     return gpu_.Upload(product_.as<Product>(), &product, sizeof product);
   }
   void Multiply(ProductPath path) {
-    gpu_.kernels().products(gpu_.stream(),
+    gpu_.kernels().products(gpu_.queue(),
                             {.products = product_.as<Product>(),
                              .count = 1,
                              .strips = (n_out_ + kStripOutputs - 1) / kStripOutputs,

@@ -19,6 +19,7 @@
 #define WITHY_DEVICE [[maybe_unused]] inline
 #define WITHY_GLOBAL [[maybe_unused]] inline
 #define WITHY_THREADS(n)
+#define WITHY_BLOCKS(n, blocks)
 
 namespace withy::engine::gpu_on_cpu {
 
@@ -41,6 +42,9 @@ WITHY_DEVICE on_cpu::Watch* Watching() { return on_cpu::watching; }
 WITHY_DEVICE void Tell(on_cpu::Instruction kind) {
   if (Watching() != nullptr && on_cpu::current->lane == 0) Watching()->OnInstruction(kind);
 }
+
+WITHY_DEVICE void LetNextStart() {}
+WITHY_DEVICE void WaitForPrior() {}
 
 WITHY_DEVICE void SyncBlock(const Site& site = Site::Here()) {
   Tell(on_cpu::Instruction::kBarrier);

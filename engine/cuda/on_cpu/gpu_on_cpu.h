@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -13,16 +14,28 @@
 
 namespace withy::engine::on_cpu {
 
+// Runs each launch at once; plays lists as a card plays graphs.
+class RunnerQueue final : public cuda::LaunchQueue {
+ public:
+  explicit RunnerQueue(Runner& runner) : runner_(runner) {}
+
+ private:
+  void Start(const cuda::LaunchShape& shape, const void* args) override;
+  absl::StatusOr<std::unique_ptr<Graph>> Record(const cuda::LaunchList& list) override;
+
+  Runner& runner_;
+};
+
 class GpuOnCpu final : public cuda::Gpu {
  public:
-  explicit GpuOnCpu(const RunnerOptions& options = {}) : runner_(options) {}
+  explicit GpuOnCpu(const RunnerOptions& options = {}) : runner_(options), queue_(runner_) {}
   ~GpuOnCpu() override;
 
   std::string_view target() const override { return "cuda-on-cpu"; }
   std::string_view description() const override { return "the runner of CUDA kernels on the CPU"; }
   bool has_times() const override { return false; }
   const cuda::Kernels& kernels() const override;
-  void* stream() override { return &runner_; }
+  cuda::LaunchQueue& queue() override { return queue_; }
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   void Free(void* memory) override;
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
@@ -39,6 +52,7 @@ class GpuOnCpu final : public cuda::Gpu {
 
  private:
   Runner runner_;
+  RunnerQueue queue_;
   std::map<void*, size_t> allocations_;
   std::map<std::byte*, int> mapped_;  // views in use, by base
 };
