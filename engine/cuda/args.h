@@ -81,6 +81,11 @@ struct LowRankRun {
   int a_offset[3] = {};
 };
 
+// Where a stamp goes (stamp-inl.cuh).
+struct StampArgs {
+  uint64_t* to = nullptr;
+};
+
 struct EmbedArgs {
   Matrix embedding = {};
   const float* fetched = nullptr;  // [rows, width]: in place of the embedding

@@ -94,17 +94,21 @@ class CudaGpu final : public Gpu {
     return stream_;
   }
 
-  absl::StatusOr<void*> Allocate(size_t bytes) override {
+  absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) override {
     cudaSetDevice(index_);
     void* memory = nullptr;
-    const cudaError_t error = cudaMalloc(&memory, bytes);
+    const cudaError_t error = way == MemoryWay::kHost
+                                  ? cudaHostAlloc(&memory, bytes, cudaHostAllocMapped)
+                                  : cudaMalloc(&memory, bytes);
     if (error == cudaSuccess) return memory;
     cudaGetLastError();  // an allocation that fails leaves the device usable
     return absl::ResourceExhaustedError(absl::StrCat(
         description_, " has no ", bytes, " bytes left (", FreeBytes(),
         " are free): choose a smaller model, or set model.weight_budget_bytes or model.device"));
   }
-  void Free(void* memory) override { cudaFree(memory); }
+  void Free(MemoryWay way, void* memory) override {
+    way == MemoryWay::kHost ? cudaFreeHost(memory) : cudaFree(memory);
+  }
 
   // By way of pinned memory, so that `from` may change at once.
   absl::Status Upload(void* to, const void* from, size_t bytes) override {

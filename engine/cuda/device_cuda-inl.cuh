@@ -25,6 +25,13 @@ WITHY_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
 WITHY_DEVICE int BlockY() { return static_cast<int>(blockIdx.y); }
 WITHY_DEVICE int BlockZ() { return static_cast<int>(blockIdx.z); }
 
+// Nanoseconds of a clock that runs on while the GPU is idle; it moves in steps.
+WITHY_DEVICE uint64_t GlobalTimer() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
 WITHY_DEVICE void SyncBlock() { __syncthreads(); }
 WITHY_DEVICE void SyncWarp() { __syncwarp(); }
 

@@ -24,6 +24,10 @@ absl::StatusOr<std::unique_ptr<Executor>> CudaExecutor::Create(
     WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options) {
   std::unique_ptr<CudaExecutor> executor(
       new CudaExecutor(std::move(gpu), file, facts, tap, stream, observer, options));
+  if (observer != nullptr) {
+    executor->clock_ = std::make_unique<GpuClock>(*executor->gpu_, observer->clock());
+    WITHY_RETURN_IF_ERROR(executor->clock_->Open());
+  }
   const bool embeds = stream == nullptr || !stream->StreamsEmbedding();
   WITHY_ASSIGN_OR_RETURN(executor->weights_,
                          DeviceWeights::Create(*executor->gpu_, facts, executor->bound_,

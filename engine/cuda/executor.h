@@ -12,6 +12,7 @@
 #include "engine/cpu/key_bias.h"
 #include "engine/cuda/device_weights.h"
 #include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu_clock.h"
 #include "engine/model/executor.h"
 #include "engine/model/kernel_observer.h"
 #include "engine/weights/weight_stream.h"
@@ -46,6 +47,7 @@ class CudaExecutor final : public Executor {
   const Tap& tap() const { return tap_; }
   WeightStream* stream() const { return stream_; }
   KernelObserver* observer() const { return observer_; }
+  GpuClock* clock() { return clock_.get(); }  // null: nobody watches
   const ExecutorOptions& options() const { return options_; }
 
  private:
@@ -61,6 +63,7 @@ class CudaExecutor final : public Executor {
   WeightStream* const stream_;
   KernelObserver* const observer_;
   const ExecutorOptions options_;
+  std::unique_ptr<GpuClock> clock_;
   std::unique_ptr<DeviceWeights> weights_;
 };
 

@@ -14,6 +14,12 @@
 
 namespace withy::engine::cuda {
 
+// How kernels reach memory.
+enum class MemoryWay : uint8_t {
+  kDevice,  // of the GPU
+  kHost,    // pinned; the host reads and writes it, too: what kernels wrote, once they are done
+};
+
 // For one thread at a time. What is queued runs in order: copies, kernels, marks. A kernel that
 // fails makes every later call fail with the same error.
 class Gpu {
@@ -30,10 +36,10 @@ class Gpu {
   virtual const Kernels& kernels() const = 0;
   virtual void* stream() = 0;  // for launches
 
-  // Device memory, aligned to 256 bytes; its contents are undefined. Errors: RESOURCE_EXHAUSTED
-  // naming device, bytes asked for and free.
-  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
-  virtual void Free(void* memory) = 0;
+  // Memory for kernels, aligned to 256 bytes; its contents are undefined. Errors:
+  // RESOURCE_EXHAUSTED naming device, bytes asked for and free.
+  virtual absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) = 0;
+  virtual void Free(MemoryWay way, void* memory) = 0;
   // `from` may change once it returns.
   virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
   // Waits for what is queued, then for the copy.
@@ -52,10 +58,10 @@ class Gpu {
   virtual absl::Status Wait() = 0;
 };
 
-// Device memory that grows. Owned by one thread at a time; the GPU must outlive it.
+// Memory for kernels that grows. Owned by one thread at a time; the GPU must outlive it.
 class Buffer {
  public:
-  explicit Buffer(Gpu& gpu) : gpu_(&gpu) {}
+  explicit Buffer(Gpu& gpu, MemoryWay way = MemoryWay::kDevice) : gpu_(&gpu), way_(way) {}
   Buffer(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -71,6 +77,7 @@ class Buffer {
 
  private:
   Gpu* gpu_;
+  MemoryWay way_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
 };

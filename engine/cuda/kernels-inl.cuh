@@ -6,6 +6,7 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/stamp-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
 
@@ -74,7 +75,11 @@ inline void Merge(void* stream, const AttendArgs& args) {
          kHeadWarps * 32, 0, stream, args);
 }
 
+inline void Stamp(void* stream, const StampArgs& args) {
+  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, stream, args);
+}
+
 inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge};
+                                     Gather, Keep,  Attend, Merge,    Stamp};
 
 }  // namespace withy::engine::WITHY_GPU

@@ -21,6 +21,7 @@ struct Kernels {
   void (*keep)(void* stream, const KeepArgs& args);
   void (*attend)(void* stream, const AttendArgs& args);
   void (*merge)(void* stream, const AttendArgs& args);
+  void (*stamp)(void* stream, const StampArgs& args);
 };
 
 }  // namespace withy::engine::cuda

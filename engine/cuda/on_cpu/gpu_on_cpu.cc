@@ -13,7 +13,7 @@ GpuOnCpu::~GpuOnCpu() {
 
 const cuda::Kernels& GpuOnCpu::kernels() const { return KernelsOnCpu(); }
 
-absl::StatusOr<void*> GpuOnCpu::Allocate(size_t bytes) {
+absl::StatusOr<void*> GpuOnCpu::Allocate(cuda::MemoryWay, size_t bytes) {
   constexpr size_t kAlignment = 256;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, rounded);
@@ -24,7 +24,7 @@ absl::StatusOr<void*> GpuOnCpu::Allocate(size_t bytes) {
   return memory;
 }
 
-void GpuOnCpu::Free(void* memory) {
+void GpuOnCpu::Free(cuda::MemoryWay, void* memory) {
   runner_.watch().Forbid(memory);
   allocations_.erase(memory);
   std::free(memory);

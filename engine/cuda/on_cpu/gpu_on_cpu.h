@@ -13,7 +13,7 @@
 
 namespace withy::engine::on_cpu {
 
-class GpuOnCpu final : public cuda::Gpu {
+class GpuOnCpu : public cuda::Gpu {
  public:
   explicit GpuOnCpu(const RunnerOptions& options = {}) : runner_(options) {}
   ~GpuOnCpu() override;
@@ -23,8 +23,8 @@ class GpuOnCpu final : public cuda::Gpu {
   bool has_times() const override { return false; }
   const cuda::Kernels& kernels() const override;
   void* stream() override { return &runner_; }
-  absl::StatusOr<void*> Allocate(size_t bytes) override;
-  void Free(void* memory) override;
+  absl::StatusOr<void*> Allocate(cuda::MemoryWay way, size_t bytes) override;
+  void Free(cuda::MemoryWay way, void* memory) override;
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
   absl::Status Download(void* to, const void* from, size_t bytes) override;
   absl::Status Zero(void* to, size_t bytes) override;
