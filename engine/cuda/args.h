@@ -86,6 +86,18 @@ struct StampArgs {
   uint64_t* to = nullptr;
 };
 
+// Memory that is checked (memory-inl.cuh): word `index` holds MemoryPattern.
+constexpr uint32_t MemoryPattern(uint32_t index, uint32_t seed) {
+  return index * 2654435761u + seed;
+}
+struct MemoryArgs {
+  uint8_t* memory = nullptr;
+  int64_t count = 0;  // of 16 bytes
+  uint32_t seed = 0;
+  int blocks = 0;
+  int32_t* wrong = nullptr;  // by block: words that are not the pattern's
+};
+
 struct EmbedArgs {
   Matrix embedding = {};
   const float* fetched = nullptr;  // [rows, width]: in place of the embedding

@@ -23,6 +23,7 @@ struct ExecutorOptions {
   // Rows from which quantised weights are multiplied by mma; below, by dp4a. Bits do not depend on
   // it.
   int32_t mma_rows = 4;
+  MemoryWay weights = MemoryWay::kDevice;
 };
 
 class CudaExecutor final : public Executor {
@@ -34,13 +35,19 @@ class CudaExecutor final : public Executor {
   static absl::StatusOr<std::unique_ptr<Executor>> Create(
       std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
       WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
+  // The same on a GPU that outlives it.
+  static absl::StatusOr<std::unique_ptr<Executor>> CreateOn(Gpu& gpu, const PackedFile& file,
+                                                            const ModelFacts& facts, const Tap& tap,
+                                                            WeightStream* stream,
+                                                            KernelObserver* observer,
+                                                            const ExecutorOptions& options = {});
 
-  std::string_view target() const override { return gpu_->target(); }
+  std::string_view target() const override { return gpu_.target(); }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
   std::unique_ptr<ProgramRun> NewRun() override;
 
-  Gpu& gpu() { return *gpu_; }
+  Gpu& gpu() { return gpu_; }
   const ModelFacts& facts() const { return facts_; }
   const BoundWeights& bound() const { return bound_; }
   DeviceWeights& weights() { return *weights_; }
@@ -51,11 +58,11 @@ class CudaExecutor final : public Executor {
   const ExecutorOptions& options() const { return options_; }
 
  private:
-  CudaExecutor(std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts,
-               const Tap& tap, WeightStream* stream, KernelObserver* observer,
-               const ExecutorOptions& options);
+  CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
+               WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options);
 
-  const std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<Gpu> owned_gpu_;  // null: another owns it
+  Gpu& gpu_;
   const ModelFacts& facts_;
   const BoundWeights bound_;
   const KeyBias key_bias_;

@@ -6,6 +6,7 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/memory-inl.cuh"
 #include "engine/cuda/stamp-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
@@ -79,7 +80,16 @@ inline void Stamp(void* stream, const StampArgs& args) {
   Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, stream, args);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge,    Stamp};
+inline void FillMemory(void* stream, const MemoryArgs& args) {
+  Launch("fill_memory", FillMemoryKernel, {args.blocks, 1, 1}, kThreads, 0, stream, args);
+}
+
+inline void ReadMemory(void* stream, const MemoryArgs& args) {
+  Launch("read_memory", ReadMemoryKernel, {args.blocks, 1, 1}, kThreads,
+         kThreads / 32 * sizeof(int32_t), stream, args);
+}
+
+inline constexpr Kernels kKernels = {Repack, Embed,  Norm,  Products, StoreKv,    Gather,
+                                     Keep,   Attend, Merge, Stamp,    FillMemory, ReadMemory};
 
 }  // namespace withy::engine::WITHY_GPU

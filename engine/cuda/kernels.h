@@ -22,6 +22,8 @@ struct Kernels {
   void (*attend)(void* stream, const AttendArgs& args);
   void (*merge)(void* stream, const AttendArgs& args);
   void (*stamp)(void* stream, const StampArgs& args);
+  void (*fill_memory)(void* stream, const MemoryArgs& args);
+  void (*read_memory)(void* stream, const MemoryArgs& args);
 };
 
 }  // namespace withy::engine::cuda

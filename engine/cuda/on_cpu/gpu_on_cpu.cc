@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/memory_limits.h"
 #include "engine/cuda/on_cpu/kernels_on_cpu.h"
 
 namespace withy::engine::on_cpu {
@@ -12,6 +13,14 @@ GpuOnCpu::~GpuOnCpu() {
 }
 
 const cuda::Kernels& GpuOnCpu::kernels() const { return KernelsOnCpu(); }
+
+cuda::GpuFacts GpuOnCpu::facts() const {
+  cuda::GpuFacts facts;
+  facts.total_bytes = MemoryAllowed();
+  facts.free_bytes = MemoryFree();
+  facts.integrated = facts.manages_at_once = true;
+  return facts;
+}
 
 absl::StatusOr<void*> GpuOnCpu::Allocate(cuda::MemoryWay, size_t bytes) {
   constexpr size_t kAlignment = 256;

@@ -21,6 +21,7 @@ class GpuOnCpu : public cuda::Gpu {
   std::string_view target() const override { return "cuda-on-cpu"; }
   std::string_view description() const override { return "the runner of CUDA kernels on the CPU"; }
   bool has_times() const override { return false; }
+  cuda::GpuFacts facts() const override;
   const cuda::Kernels& kernels() const override;
   void* stream() override { return &runner_; }
   absl::StatusOr<void*> Allocate(cuda::MemoryWay way, size_t bytes) override;
