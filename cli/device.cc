@@ -6,27 +6,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "base/strings.h"
 #include "cli/command.h"
+#include "cli/device_report.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/open_gpu.h"
-#include "engine/cuda/self_check.h"
 
 namespace withy::cli {
 namespace {
 
 constexpr int32_t kMaxGpus = 64;
-
-// The row of a GPU that opened, which means that its self-check passed.
-std::vector<std::string> GpuRow(int32_t index, engine::cuda::Gpu& gpu) {
-  const auto rows = engine::cuda::MeasureMmaRows(gpu, [] { return Clock::Real().SteadyNanos(); });
-  return {absl::StrCat("cuda:", index), Printable(gpu.description()),
-          rows.ok() ? absl::StrCat("self-check passed; matrix units from ", *rows, " rows on")
-                    : Printable(ToStd(rows.status().message()))};
-}
 
 int RunDevice(const Args&) {
   std::vector<std::vector<std::string>> rows = {{"DEVICE", "WHAT", "STATE"}};
@@ -35,7 +26,9 @@ int RunDevice(const Args&) {
   for (int32_t index = 0; index < kMaxGpus; ++index) {
     const auto gpu = engine::cuda::OpenCudaGpu(index);
     if (gpu.ok()) {
-      rows.push_back(GpuRow(index, **gpu));
+      for (const GpuFact& fact : ReportGpu(**gpu)) {
+        rows.push_back({absl::StrCat("cuda:", index), fact.what, fact.state});
+      }
       continue;
     }
     if (index == 0 || !absl::IsNotFound(gpu.status())) {
@@ -52,7 +45,7 @@ int RunDevice(const Args&) {
 std::vector<Command> DeviceCommands() {
   return {{"device",
            "",
-           "what can compute models on this machine: CPU and GPUs, with their self-check",
+           "what can compute models on this machine: CPU and GPUs, checked and measured",
            {},
            RunDevice}};
 }

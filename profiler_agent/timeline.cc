@@ -23,7 +23,7 @@ using telemetry::SpanKind;
 enum Fact : uint64_t { kCall = 1, kSequence, kValue, kLayer, kDispatchUs, kWaitUs };
 constexpr std::pair<Fact, const char*> kFacts[] = {
     {kCall, "call"},   {kSequence, "sequence"},      {kValue, "value"},
-    {kLayer, "layer"}, {kDispatchUs, "dispatch us"}, {kWaitUs, "barrier wait us"}};
+    {kLayer, "layer"}, {kDispatchUs, "dispatch us"}, {kWaitUs, "wait us"}};
 constexpr const char* kKinds[] = {"phase", "kernel", "io", "idle"};
 
 constexpr uint32_t kSequenceId = 1;  // of the only writer

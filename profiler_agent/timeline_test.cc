@@ -178,7 +178,7 @@ TEST(TimelineTest, KernelsLieUnderTheirPassOnTheirThread) {
     EXPECT_EQ(slices[2].name, "attention");
     EXPECT_EQ(slices[2].parent, "decode");
     EXPECT_EQ(slices[2].facts.at("layer"), 3);
-    EXPECT_DOUBLE_EQ(slices[2].facts.at("barrier wait us"), 0.005);
+    EXPECT_DOUBLE_EQ(slices[2].facts.at("wait us"), 0.005);
   }
 }
 

@@ -41,6 +41,7 @@ const std::map<std::string, OpKind, std::less<>>& OpsByName() {
 
 // Joins the spans that threads recorded of the same operation: those that do not lie behind all
 // others of its kind and layer. All threads leave an operation before one of them begins the next.
+// A GPU's operations are queued before those ahead of them end, but it does one after the other.
 void JoinKernels(std::vector<SpanLog::Seen> kernels, PassTimes* times) {
   std::sort(kernels.begin(), kernels.end(), [](const SpanLog::Seen& a, const SpanLog::Seen& b) {
     return a.span.started_ns < b.span.started_ns;
@@ -48,19 +49,23 @@ void JoinKernels(std::vector<SpanLog::Seen> kernels, PassTimes* times) {
   struct Open {
     size_t index;
     int64_t started, ended;
+    uint32_t thread;  // that began
   };
   std::map<std::pair<OpKind, uint64_t>, Open> latest;
+  std::map<uint32_t, std::pair<OpKind, uint64_t>> last_of_thread;
   for (const SpanLog::Seen& seen : kernels) {
     const auto op = OpsByName().find(seen.name);
     if (op == OpsByName().end()) continue;
     const telemetry::Span& span = seen.span;
     const auto key = std::pair(op->second, span.value);
     auto found = latest.find(key);
-    if (found == latest.end() || span.queued_ns >= found->second.ended) {
-      const Open open{times->ops.size(), span.started_ns, span.ended_ns};
+    if (found == latest.end() || span.queued_ns >= found->second.ended ||
+        (span.thread == found->second.thread && last_of_thread[span.thread] != key)) {
+      const Open open{times->ops.size(), span.started_ns, span.ended_ns, span.thread};
       found = latest.insert_or_assign(key, open).first;
       times->ops.push_back({.op = op->second, .layer = static_cast<int32_t>(span.value)});
     }
+    last_of_thread[span.thread] = key;
     Open& open = found->second;
     open.ended = std::max(open.ended, span.ended_ns);
     OpTime& time = times->ops[open.index];

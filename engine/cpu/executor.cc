@@ -35,7 +35,7 @@ class CpuExecutor::PoolRun final : public ProgramRun {
     const int64_t started = observer_->clock().Now();
     const bool done = Compute(stop, end);
     computed_ticks_ += observer_->clock().Now() - started;
-    if (done) observer_->OnPassDone(rows_, program_->ops.size(), computed_ticks_);
+    if (done) observer_->OnPassDone(rows_, program_->ops.size(), computed_ticks_, 0);
     return done;
   }
 

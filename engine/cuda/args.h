@@ -81,6 +81,23 @@ struct LowRankRun {
   int a_offset[3] = {};
 };
 
+// Where a stamp goes (stamp-inl.cuh).
+struct StampArgs {
+  uint64_t* to = nullptr;
+};
+
+// Memory that is checked (memory-inl.cuh): word `index` holds MemoryPattern.
+constexpr uint32_t MemoryPattern(uint32_t index, uint32_t seed) {
+  return index * 2654435761u + seed;
+}
+struct MemoryArgs {
+  uint8_t* memory = nullptr;
+  int64_t count = 0;  // of 16 bytes
+  uint32_t seed = 0;
+  int blocks = 0;
+  int32_t* wrong = nullptr;  // by block: words that are not the pattern's
+};
+
 struct EmbedArgs {
   Matrix embedding = {};
   const float* fetched = nullptr;  // [rows, width]: in place of the embedding

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -116,6 +117,29 @@ class CudaQueue final : public LaunchQueue {
   bool overlaps_ = false;
   cudaError_t error_ = cudaSuccess;
 };
+// Of the kernel module; empty where it does not say.
+std::string DriverVersion() {
+  std::string version;
+  std::ifstream file("/sys/module/nvidia/version");
+  std::getline(file, version);
+  return version;
+}
+
+GpuFacts FactsOf(const cudaDeviceProp& properties) {
+  int supported = 0;
+  int built = 0;
+  cudaDriverGetVersion(&supported);
+  cudaRuntimeGetVersion(&built);
+  const std::string version = DriverVersion();
+  GpuFacts facts;
+  facts.driver = absl::StrCat(version, version.empty() ? "" : ", ", "CUDA ", Version(supported));
+  facts.built = absl::StrCat("CUDA ", Version(built));
+  facts.integrated = properties.integrated != 0;
+  facts.manages_at_once = properties.concurrentManagedAccess != 0;
+  facts.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
+  facts.total_bytes = properties.totalGlobalMem;
+  return facts;
+}
 
 class CudaGpu final : public Gpu {
  public:
@@ -148,23 +172,41 @@ class CudaGpu final : public Gpu {
 
   std::string_view target() const override { return target_; }
   std::string_view description() const override { return description_; }
+  GpuFacts facts() const override {
+    GpuFacts facts = facts_;
+    facts.free_bytes = FreeBytes();
+    return facts;
+  }
   const Kernels& kernels() const override { return CudaKernels(); }
   LaunchQueue& queue() override {
     cudaSetDevice(index_);  // of the calling thread
     return queue_;
   }
 
-  absl::StatusOr<void*> Allocate(size_t bytes) override {
+  absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) override {
     cudaSetDevice(index_);
     void* memory = nullptr;
-    const cudaError_t error = cudaMalloc(&memory, bytes);
+    cudaError_t error = cudaSuccess;
+    switch (way) {
+      case MemoryWay::kHost:
+        error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped);
+        break;
+      case MemoryWay::kManaged:
+        error = cudaMallocManaged(&memory, bytes, cudaMemAttachGlobal);
+        break;
+      default:
+        error = cudaMalloc(&memory, bytes);
+    }
     if (error == cudaSuccess) return memory;
     cudaGetLastError();  // an allocation that fails leaves the device usable
+    if (error != cudaErrorMemoryAllocation) return Check(error, "allocated memory");
     return absl::ResourceExhaustedError(absl::StrCat(
         description_, " has no ", bytes, " bytes left (", FreeBytes(),
         " are free): choose a smaller model, or set model.weight_budget_bytes or model.device"));
   }
-  void Free(void* memory) override { cudaFree(memory); }
+  void Free(MemoryWay way, void* memory) override {
+    way == MemoryWay::kHost ? cudaFreeHost(memory) : cudaFree(memory);
+  }
 
   // By way of pinned memory, so that `from` may change at once.
   absl::Status Upload(void* to, const void* from, size_t bytes) override {
@@ -241,7 +283,7 @@ class CudaGpu final : public Gpu {
     cudaDeviceProp properties;
     WITHY_RETURN_IF_ERROR(
         Check(cudaGetDeviceProperties(&properties, index_), "was asked for its properties"));
-    integrated_ = properties.integrated != 0;
+    facts_ = FactsOf(properties);
     reads_host_memory_ = properties.pageableMemoryAccessUsesHostPageTables != 0;
     description_ = absl::StrCat(properties.name, " (cuda:", index_, ", sm_", properties.major,
                                 properties.minor, ")");
@@ -296,7 +338,7 @@ class CudaGpu final : public Gpu {
 
   // On a board that shares memory, CUDA does not count what the kernel can reclaim.
   uint64_t FreeBytes() const {
-    if (integrated_) return MemoryFree();
+    if (facts_.integrated) return MemoryFree();
     size_t free = 0;
     size_t total = 0;
     cudaMemGetInfo(&free, &total);
@@ -306,7 +348,7 @@ class CudaGpu final : public Gpu {
   const int32_t index_;
   std::string target_;  // "cuda-sm_87": what is measured on one kind of GPU says nothing of another
   std::string description_;
-  bool integrated_ = false;
+  GpuFacts facts_;
   // By the CPU's page tables, as Thor and GB10 do. Where the driver only moves pages to the card
   // and back, memory is registered all the same.
   bool reads_host_memory_ = false;

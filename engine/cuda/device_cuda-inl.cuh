@@ -41,6 +41,13 @@ WITHY_DEVICE void WaitForPrior() {
 #endif
 }
 
+// Nanoseconds of a clock that runs on while the GPU is idle; it moves in steps.
+WITHY_DEVICE uint64_t GlobalTimer() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
 WITHY_DEVICE void SyncBlock() { __syncthreads(); }
 WITHY_DEVICE void SyncWarp() { __syncwarp(); }
 

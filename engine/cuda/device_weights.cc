@@ -52,12 +52,10 @@ size_t ScaleBytes(const Matrix& m) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Create(Gpu& gpu,
-                                                                     const ModelFacts& facts,
-                                                                     const BoundWeights& weights,
-                                                                     const KeyBias& key_bias,
-                                                                     bool streams, bool embeds) {
-  std::unique_ptr<DeviceWeights> device(new DeviceWeights(gpu, facts, weights, streams));
+absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Create(
+    Gpu& gpu, const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
+    MemoryWay way, bool streams, bool embeds) {
+  std::unique_ptr<DeviceWeights> device(new DeviceWeights(gpu, facts, weights, way, streams));
   WITHY_RETURN_IF_ERROR(device->LoadAll(key_bias, embeds));
   WITHY_RETURN_IF_ERROR(gpu.Wait());
   return device;
@@ -179,7 +177,7 @@ absl::Status DeviceWeights::LoadBiases(const KeyBias& key_bias) {
 }
 
 absl::StatusOr<uint8_t*> DeviceWeights::NewMemory(size_t bytes) {
-  memory_.emplace_back(gpu_);
+  memory_.emplace_back(gpu_, way_);
   WITHY_RETURN_IF_ERROR(memory_.back().Reserve(bytes));
   bytes_ += memory_.back().bytes();
   return memory_.back().as<uint8_t>();

@@ -23,11 +23,13 @@ namespace withy::engine::cuda {
 // memory that all layers share. For one thread at a time.
 class DeviceWeights {
  public:
-  // Copies and converts the weights. All arguments must outlive it. Errors: as Gpu::Allocate.
+  // Copies and converts the weights to memory of `way`. All arguments must outlive it. Errors: as
+  // Gpu::Allocate.
   static absl::StatusOr<std::unique_ptr<DeviceWeights>> Create(Gpu& gpu, const ModelFacts& facts,
                                                                const BoundWeights& weights,
                                                                const KeyBias& key_bias,
-                                                               bool streams, bool embeds);
+                                                               MemoryWay way, bool streams,
+                                                               bool embeds);
 
   const Matrix& matrix(const WeightName& name) const { return matrices_[IndexOf(name)]; }
   const float* vector(const WeightName& name) const { return vectors_[IndexOf(name)]; }
@@ -52,8 +54,9 @@ class DeviceWeights {
   size_t bytes() const { return bytes_; }
 
  private:
-  DeviceWeights(Gpu& gpu, const ModelFacts& facts, const BoundWeights& weights, bool streams)
-      : gpu_(gpu), facts_(facts), weights_(weights), streams_(streams), staging_(gpu) {}
+  DeviceWeights(Gpu& gpu, const ModelFacts& facts, const BoundWeights& weights, MemoryWay way,
+                bool streams)
+      : gpu_(gpu), facts_(facts), weights_(weights), way_(way), streams_(streams), staging_(gpu) {}
 
   size_t IndexOf(const WeightName& name) const {
     return static_cast<size_t>(name.layer + 1) * kWeightRoles + static_cast<size_t>(name.role);
@@ -80,6 +83,7 @@ class DeviceWeights {
   Gpu& gpu_;
   const ModelFacts& facts_;
   const BoundWeights& weights_;
+  const MemoryWay way_;
   const bool streams_;
   Buffer staging_;
   std::vector<Buffer> memory_;

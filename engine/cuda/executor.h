@@ -12,6 +12,7 @@
 #include "engine/cpu/key_bias.h"
 #include "engine/cuda/device_weights.h"
 #include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu_clock.h"
 #include "engine/model/executor.h"
 #include "engine/model/kernel_observer.h"
 #include "engine/weights/weight_stream.h"
@@ -22,6 +23,7 @@ struct ExecutorOptions {
   // Rows from which quantised weights are multiplied by mma; below, by dp4a. Bits do not depend on
   // it.
   int32_t mma_rows = 4;
+  MemoryWay weights = MemoryWay::kDevice;
 };
 
 class CudaExecutor final : public Executor {
@@ -33,27 +35,34 @@ class CudaExecutor final : public Executor {
   static absl::StatusOr<std::unique_ptr<Executor>> Create(
       std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
       WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
+  // The same on a GPU that outlives it.
+  static absl::StatusOr<std::unique_ptr<Executor>> CreateOn(Gpu& gpu, const PackedFile& file,
+                                                            const ModelFacts& facts, const Tap& tap,
+                                                            WeightStream* stream,
+                                                            KernelObserver* observer,
+                                                            const ExecutorOptions& options = {});
 
-  std::string_view target() const override { return gpu_->target(); }
+  std::string_view target() const override { return gpu_.target(); }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
   std::unique_ptr<ProgramRun> NewRun() override;
 
-  Gpu& gpu() { return *gpu_; }
+  Gpu& gpu() { return gpu_; }
   const ModelFacts& facts() const { return facts_; }
   const BoundWeights& bound() const { return bound_; }
   DeviceWeights& weights() { return *weights_; }
   const Tap& tap() const { return tap_; }
   WeightStream* stream() const { return stream_; }
   KernelObserver* observer() const { return observer_; }
+  GpuClock* clock() { return clock_.get(); }  // null: nobody watches
   const ExecutorOptions& options() const { return options_; }
 
  private:
-  CudaExecutor(std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts,
-               const Tap& tap, WeightStream* stream, KernelObserver* observer,
-               const ExecutorOptions& options);
+  CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
+               WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options);
 
-  const std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<Gpu> owned_gpu_;  // null: another owns it
+  Gpu& gpu_;
   const ModelFacts& facts_;
   const BoundWeights bound_;
   const KeyBias key_bias_;
@@ -61,6 +70,7 @@ class CudaExecutor final : public Executor {
   WeightStream* const stream_;
   KernelObserver* const observer_;
   const ExecutorOptions options_;
+  std::unique_ptr<GpuClock> clock_;
   std::unique_ptr<DeviceWeights> weights_;
 };
 

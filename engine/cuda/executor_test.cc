@@ -277,36 +277,18 @@ TEST_F(CudaExecutorTest, SelfCheckPassesAndFindsWrongKernels) {
   const absl::Status right = cuda::SelfCheck(gpu);
   EXPECT_TRUE(right.ok()) << right;
   // A card whose products lose their scales.
-  class Broken final : public cuda::Gpu {
+  class Broken final : public GpuOnCpu {
    public:
-    Broken() : kernels_(inner_.kernels()) {
+    Broken() : kernels_(GpuOnCpu::kernels()) {
       kernels_.repack = [](cuda::LaunchSink& stream, const cuda::PackedArgs& args) {
         cuda::PackedArgs wrong = args;
         wrong.blocks = 1;
         GpuOnCpu().kernels().repack(stream, wrong);
       };
     }
-    std::string_view target() const override { return inner_.target(); }
-    std::string_view description() const override { return "a broken card"; }
     const cuda::Kernels& kernels() const override { return kernels_; }
-    cuda::LaunchQueue& queue() override { return inner_.queue(); }
-    absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_.Allocate(bytes); }
-    void Free(void* memory) override { inner_.Free(memory); }
-    absl::Status Upload(void* to, const void* from, size_t bytes) override {
-      return inner_.Upload(to, from, bytes);
-    }
-    absl::Status Download(void* to, const void* from, size_t bytes) override {
-      return inner_.Download(to, from, bytes);
-    }
-    absl::Status Zero(void* to, size_t bytes) override { return inner_.Zero(to, bytes); }
-    absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override { return inner_.MapKv(memory); }
-    void UnmapKv(const KvMemory& memory) override { inner_.UnmapKv(memory); }
-    absl::Status Mark(int) override { return absl::OkStatus(); }
-    absl::Status WaitFor(int) override { return absl::OkStatus(); }
-    absl::Status Wait() override { return absl::OkStatus(); }
 
    private:
-    GpuOnCpu inner_;
     cuda::Kernels kernels_;
   };
   Broken broken;

@@ -5,15 +5,36 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/shared_memory.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/launch_queue.h"
 #include "engine/kv/memory.h"
 
 namespace withy::engine::cuda {
+
+// How kernels reach memory.
+enum class MemoryWay : uint8_t {
+  kDevice,      // of the GPU
+  kHost,        // pinned; the host reads and writes it, too: what kernels wrote, once they are done
+  kManaged,     // the driver moves it to who accesses it
+  kRegistered,  // as the arena of KV: a sealed memfd, mapped by Gpu::MapKv. Of a Buffer only
+};
+
+// What a GPU is, for people and for choices of memory.
+struct GpuFacts {
+  std::string driver;  // "580.65.06, CUDA 13.0"; empty: not known
+  std::string built;   // "CUDA 13.0"
+  uint64_t total_bytes = 0;
+  uint64_t free_bytes = 0;
+  uint64_t l2_bytes = 0;
+  bool integrated = false;       // its memory is the board's
+  bool manages_at_once = false;  // managed memory, while the host accesses it, too
+};
 
 // For one thread at a time. What is queued runs in order: copies, kernels, marks. A kernel that
 // fails makes every later call fail with the same error.
@@ -26,15 +47,17 @@ class Gpu {
   virtual std::string_view target() const = 0;
   // For people: "NVIDIA Orin (cuda:0, sm_87)".
   virtual std::string_view description() const = 0;
-  // Whether how long its kernels take says anything.
+  // Whether how long its kernels take says anything: it is a card, which is checked and measured
+  // before it serves.
   virtual bool has_times() const { return true; }
+  virtual GpuFacts facts() const = 0;
   virtual const Kernels& kernels() const = 0;
   virtual LaunchQueue& queue() = 0;
 
-  // Device memory, aligned to 256 bytes; its contents are undefined. Errors: RESOURCE_EXHAUSTED
-  // naming device, bytes asked for and free.
-  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
-  virtual void Free(void* memory) = 0;
+  // Memory for kernels, aligned to 256 bytes; its contents are undefined. Errors:
+  // RESOURCE_EXHAUSTED naming device, bytes asked for and free.
+  virtual absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) = 0;
+  virtual void Free(MemoryWay way, void* memory) = 0;
   // `from` may change once it returns.
   virtual absl::Status Upload(void* to, const void* from, size_t bytes) = 0;
   // Waits for what is queued, then for the copy.
@@ -53,10 +76,10 @@ class Gpu {
   virtual absl::Status Wait() = 0;
 };
 
-// Device memory that grows. Owned by one thread at a time; the GPU must outlive it.
+// Memory for kernels that grows. Owned by one thread at a time; the GPU must outlive it.
 class Buffer {
  public:
-  explicit Buffer(Gpu& gpu) : gpu_(&gpu) {}
+  explicit Buffer(Gpu& gpu, MemoryWay way = MemoryWay::kDevice) : gpu_(&gpu), way_(way) {}
   Buffer(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -69,11 +92,17 @@ class Buffer {
     return static_cast<T*>(memory_);
   }
   size_t bytes() const { return bytes_; }
+  // Where the host accesses the memory; null: it cannot.
+  std::byte* host() const;
 
  private:
+  void Free();
+
   Gpu* gpu_;
+  MemoryWay way_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
+  SharedMemory shared_;  // kRegistered
 };
 
 }  // namespace withy::engine::cuda

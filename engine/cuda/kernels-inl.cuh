@@ -5,6 +5,8 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/memory-inl.cuh"
+#include "engine/cuda/stamp-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
 
@@ -83,7 +85,20 @@ inline void Merge(LaunchSink& to, const AttendArgs& args) {
          kHeadWarps * 32, 0, to, args, kEarly);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge};
+inline void Stamp(LaunchSink& to, const StampArgs& args) {
+  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, to, args);
+}
+
+inline void FillMemory(LaunchSink& to, const MemoryArgs& args) {
+  Launch("fill_memory", FillMemoryKernel, {args.blocks, 1, 1}, kThreads, 0, to, args);
+}
+
+inline void ReadMemory(LaunchSink& to, const MemoryArgs& args) {
+  Launch("read_memory", ReadMemoryKernel, {args.blocks, 1, 1}, kThreads,
+         kThreads / 32 * sizeof(int32_t), to, args);
+}
+
+inline constexpr Kernels kKernels = {Repack, Embed,  Norm,  Products, StoreKv,    Gather,
+                                     Keep,   Attend, Merge, Stamp,    FillMemory, ReadMemory};
 
 }  // namespace withy::engine::WITHY_GPU

@@ -22,6 +22,9 @@ struct Kernels {
   void (*keep)(LaunchSink& to, const KeepArgs& args);
   void (*attend)(LaunchSink& to, const AttendArgs& args);
   void (*merge)(LaunchSink& to, const AttendArgs& args);
+  void (*stamp)(LaunchSink& to, const StampArgs& args);
+  void (*fill_memory)(LaunchSink& to, const MemoryArgs& args);
+  void (*read_memory)(LaunchSink& to, const MemoryArgs& args);
 };
 
 }  // namespace withy::engine::cuda

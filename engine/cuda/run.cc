@@ -22,6 +22,7 @@ CudaRun::CudaRun(CudaExecutor& executor)
       gpu_(executor.gpu()),
       kernels_(executor.gpu().kernels()),
       weights_(executor.weights()),
+      stamps_(gpu_, executor.observer(), executor.clock()),
       pass_data_(gpu_),
       input_(gpu_),
       attention_input_(gpu_),
@@ -61,11 +62,8 @@ void CudaRun::Start(const Program& program, const RowPlan& plan, const Batch& ba
   next_op_ = 0;
   status_ = absl::OkStatus();
   prepared_ = finished_ = false;
-  computed_ticks_ = 0;
   marked_layer_ = -1;
-  KernelObserver* const observer = executor_.observer();
-  watched_ = observer != nullptr && observer->watches();
-  weight_ = watched_ ? observer->OnPassBegins(plan.count()) : uint16_t{0};
+  stamps_.Start(batch.tag, plan.count(), program.ops.size());
 }
 
 void CudaRun::Abandon() {
@@ -87,82 +85,60 @@ bool CudaRun::Fail(absl::Status status) {
 
 bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   if (finished_) return true;
-  KernelObserver* const observer = executor_.observer();
-  const int64_t started = watched_ ? observer->clock().Now() : 0;
   status_ = prepared_ ? absl::OkStatus() : Prepare();
   if (!status_.ok()) return false;
   prepared_ = true;
+  status_ = stamps_.Begin();
+  if (!status_.ok()) return false;
   const auto ops = static_cast<int32_t>(program_->ops.size());
   if (stop != nullptr && *stop && next_op_ == 0) return false;
   status_ = StartsTogether(end) ? LaunchTogether() : LaunchUntil(std::min(end, ops), stop);
   if (!status_.ok()) return false;
   absl::Status status = next_op_ < ops ? gpu_.Wait() : Finish();
-  if (watched_) computed_ticks_ += observer->clock().Now() - started;
+  if (status.ok()) status = stamps_.Report(next_op_ == ops);
   if (!status.ok()) return Fail(std::move(status));
   if (next_op_ < ops) return false;
   finished_ = true;
   UnmapContexts();
-  if (watched_ && weight_ > 0) {
-    observer->OnPassDone(plan_->count(), program_->ops.size(), computed_ticks_);
-  }
   return true;
 }
 
 bool CudaRun::StartsTogether(int32_t end) const {
   return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
-         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap() && weight_ == 0;
+         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap();
+}
+
+absl::Status CudaRun::LaunchNext() {
+  const auto i = static_cast<size_t>(next_op_);
+  stamps_.OnQueueing();
+  WITHY_RETURN_IF_ERROR(Launch(program_->ops[i], op_data_[i]));
+  ++next_op_;
+  stamps_.OnQueued(program_->ops[i]);
+  return absl::OkStatus();
 }
 
 absl::Status CudaRun::LaunchTogether() {
   gpu_.queue().Collect();
-  for (; next_op_ < static_cast<int32_t>(program_->ops.size()); ++next_op_) {
-    const auto i = static_cast<size_t>(next_op_);
-    if (absl::Status status = Launch(program_->ops[i], op_data_[i]); !status.ok()) {
+  while (next_op_ < static_cast<int32_t>(program_->ops.size())) {
+    if (absl::Status status = LaunchNext(); !status.ok()) {
       gpu_.queue().Drop();
       return status;
     }
   }
-  KernelObserver* const observer = executor_.observer();
-  const int64_t started = watched_ ? observer->clock().Now() : 0;
-  WITHY_RETURN_IF_ERROR(gpu_.queue().Submit());
-  if (watched_) observer->OnEmbedded(batch_.tag, started, observer->clock().Now());
-  return absl::OkStatus();
+  return gpu_.queue().Submit();
 }
 
 absl::Status CudaRun::LaunchUntil(int32_t end, const std::atomic<bool>* stop) {
   while (next_op_ < end && (stop == nullptr || !*stop)) {
-    const auto i = static_cast<size_t>(next_op_);
-    const Op& op = program_->ops[i];
-    const int64_t op_started = watched_ ? executor_.observer()->clock().Now() : 0;
-    WITHY_RETURN_IF_ERROR(Launch(op, op_data_[i]));
-    ++next_op_;
-    if (watched_) Observe(op, op_started);
-    if (op.layer > marked_layer_) {
-      marked_layer_ = op.layer;
+    const int32_t layer = program_->ops[static_cast<size_t>(next_op_)].layer;
+    WITHY_RETURN_IF_ERROR(LaunchNext());
+    if (layer > marked_layer_) {
+      marked_layer_ = layer;
       WITHY_RETURN_IF_ERROR(gpu_.Mark(marked_layer_ % 2));
       if (marked_layer_ > 0) WITHY_RETURN_IF_ERROR(gpu_.WaitFor((marked_layer_ - 1) % 2));
     }
   }
   return absl::OkStatus();
-}
-
-// A watched operation is waited for, so that its times are its own.
-void CudaRun::Observe(const Op& op, int64_t started) {
-  KernelObserver& observer = *executor_.observer();
-  if (weight_ == 0 && op.kind != OpKind::kEmbed) return;
-  gpu_.Wait().IgnoreError();  // the next call fails with the same error
-  const int64_t ended = observer.clock().Now();
-  if (weight_ > 0) {
-    observer.OnKernel({.pass = batch_.tag,
-                       .weight = weight_,
-                       .op = static_cast<uint8_t>(op.kind),
-                       .layer = op.layer,
-                       .dispatched = started,
-                       .arrived = started,
-                       .started = started,
-                       .ended = ended});
-  }
-  if (op.kind == OpKind::kEmbed) observer.OnEmbedded(batch_.tag, started, ended);
 }
 
 absl::Status CudaRun::Finish() {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/pass_data.h"
+#include "engine/cuda/pass_stamps.h"
 #include "engine/cuda/workspace.h"
 #include "engine/model/executor.h"
 
@@ -90,12 +91,12 @@ class CudaRun final : public ProgramRun {
   void UnmapContexts();
   // Whether the operations are started together, as a graph where the same were started before.
   bool StartsTogether(int32_t end) const;
+  absl::Status LaunchNext();
   absl::Status LaunchTogether();
   absl::Status LaunchUntil(int32_t end, const std::atomic<bool>* stop);
   bool Fail(absl::Status status);
   absl::Status Finish();
   absl::Status AddDensities();
-  void Observe(const Op& op, int64_t started);
 
   const ModelShape& shape() const { return executor_.facts().shape; }
   int32_t LastLayer() const { return shape().layers - 1; }
@@ -118,9 +119,6 @@ class CudaRun final : public ProgramRun {
   absl::Status status_;
   bool prepared_ = false;
   bool finished_ = false;
-  bool watched_ = false;
-  uint16_t weight_ = 0;
-  int64_t computed_ticks_ = 0;
   int32_t marked_layer_ = -1;
   int32_t density_chunks_ = 0;
   int32_t runs_ = 0;  // of the row that sees most
@@ -141,6 +139,7 @@ class CudaRun final : public ProgramRun {
   const TailCopy* copies_ = nullptr;
   int copy_count_ = 0;
 
+  PassStamps stamps_;
   PassData pass_data_;
   InputBuffer input_;
   InputBuffer attention_input_;

@@ -238,4 +238,26 @@ absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>&
   return kMostRows + 1;
 }
 
+absl::StatusOr<double> MeasureMmaRate(Gpu& gpu) {
+  constexpr int kWidth = 2048;
+  constexpr int kRounds = 5;
+  if (!gpu.has_times()) return 0.0;
+  Sample sample(gpu, WeightType::kQ8, kWidth, kWidth);
+  WITHY_RETURN_IF_ERROR(sample.Send());
+  Bench bench(gpu);
+  WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), WholeNumbers(kWidth, kWidth), kWidth));
+  Buffer stamps(gpu, MemoryWay::kHost);
+  WITHY_RETURN_IF_ERROR(stamps.Reserve(2 * sizeof(uint64_t)));
+  auto* const at = stamps.as<uint64_t>();
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (int round = 0; round < kRounds; ++round) {
+    gpu.kernels().stamp(gpu.queue(), {.to = at});
+    bench.Multiply(ProductPath::kMma);
+    gpu.kernels().stamp(gpu.queue(), {.to = at + 1});
+    WITHY_RETURN_IF_ERROR(gpu.Wait());
+    least = std::min(least, std::max<uint64_t>(1, at[1] - at[0]));
+  }
+  return 1e9 * 2.0 * kWidth * kWidth * kWidth / static_cast<double>(least);
+}
+
 }  // namespace withy::engine::cuda

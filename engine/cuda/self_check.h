@@ -20,4 +20,8 @@ absl::Status SelfCheck(Gpu& gpu);
 // a clock. Errors: as Gpu.
 absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>& now_ns);
 
+// Operations in a second (two a multiply-add) of the products of 2048 rows with such a matrix by
+// mma; 0 where times say nothing. Errors: as Gpu.
+absl::StatusOr<double> MeasureMmaRate(Gpu& gpu);
+
 }  // namespace withy::engine::cuda

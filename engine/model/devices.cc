@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -14,8 +15,10 @@
 #include "base/status.h"
 #include "engine/cpu/executor.h"
 #include "engine/cuda/executor.h"
+#include "engine/cuda/memory_ways.h"
 #include "engine/cuda/open_gpu.h"
 #include "engine/cuda/self_check.h"
+#include "engine/model/gpu_check.h"
 
 namespace withy::engine {
 namespace {
@@ -73,6 +76,13 @@ absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Gpu> gpu, OpenGpu(device, options));
   *name = gpu->description();
   cuda::ExecutorOptions of_gpu;
+  if (gpu->has_times()) {
+    WITHY_RETURN_IF_ERROR(CheckGpu(*gpu).status());
+    WITHY_ASSIGN_OR_RETURN(const std::vector<cuda::WayResult> memory,
+                           cuda::MeasureMemory(*gpu, /*all=*/false));
+    WITHY_RETURN_IF_ERROR(cuda::CheckMemory(memory));
+    of_gpu.weights = cuda::WayForWeights(memory);
+  }
   if (options.matrix_unit_rows > 0) {
     of_gpu.mma_rows = options.matrix_unit_rows;
   } else if (gpu->has_times()) {

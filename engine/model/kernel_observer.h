@@ -1,6 +1,6 @@
 // Watches kernels: told by each compute thread what it did of each operation of a pass. Neighbours:
-// cpu/step_trace.h times the threads, model.h takes an observer. It knows no ring and no span:
-// those who serve a model record what they are told.
+// cpu/step_trace.h times the threads, cuda/pass_stamps.h a GPU, model.h takes an observer. It knows
+// no ring and no span: those who serve a model record what they are told.
 #pragma once
 
 #include <atomic>
@@ -26,14 +26,17 @@ class PassNumbers {
   uint32_t last_ = 0;
 };
 
-// What one thread did of one operation. Times are ticks of the observer's clock, ascending.
+// What one thread, or a device, did of one operation. Times are ticks of the observer's clock,
+// ascending.
 struct KernelRun {
   PassTag pass;
-  uint16_t weight = 1;     // passes that this one stands for, see KernelObserver::OnPassBegins
-  uint8_t op = 0;          // OpKind (program.h)
-  int32_t layer = -1;      // -1: before or after the layers
-  int64_t dispatched = 0;  // all operations before it were done, or the pass began or went on
-  int64_t arrived = 0;     // this thread had nothing left to do of those before
+  uint16_t weight = 1;  // passes that this one stands for, see KernelObserver::OnPassBegins
+  uint8_t op = 0;       // OpKind (program.h)
+  int32_t layer = -1;   // -1: before or after the layers
+  // All operations before it were done, or the pass began or went on; a device: its queueing began.
+  int64_t dispatched = 0;
+  int64_t arrived =
+      0;  // this thread had nothing left to do of those before; a device: it was queued
   int64_t started = 0;
   int64_t ended = 0;
 };
@@ -48,9 +51,10 @@ class KernelObserver {
   // it alone is told, itself included. 0: nothing is told of its kernels. Called by the thread that
   // runs passes, as is OnPassDone.
   virtual uint16_t OnPassBegins([[maybe_unused]] int32_t rows) { return 1; }
-  // A pass whose kernels were told of is done: `ops` operations, `ticks` of computing.
+  // A pass whose kernels were told of is done: `ops` operations, `ticks` of computing, `stamping`
+  // of which went into taking times on a device; 0 on the CPU, whose threads read a clock.
   virtual void OnPassDone([[maybe_unused]] int32_t rows, [[maybe_unused]] size_t ops,
-                          [[maybe_unused]] int64_t ticks) {}
+                          [[maybe_unused]] int64_t ticks, [[maybe_unused]] int64_t stamping) {}
 
   // Called by any compute thread, several at once: must be quick and must not block.
   virtual void OnKernel(const KernelRun& run) = 0;

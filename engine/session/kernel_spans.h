@@ -29,8 +29,8 @@ class KernelSpans final : public KernelObserver {
   void set_share(double share) { sampler_.set_share(share); }
 
   uint16_t OnPassBegins(int32_t rows) override { return sampler_.Next(rows); }
-  void OnPassDone(int32_t rows, size_t ops, int64_t ticks) override {
-    sampler_.Took(rows, ops, ticks);
+  void OnPassDone(int32_t rows, size_t ops, int64_t ticks, int64_t stamping) override {
+    sampler_.Took(rows, ops, ticks, stamping);
   }
   void OnKernel(const KernelRun& run) override;
   void OnEmbedded(const PassTag& pass, int64_t started, int64_t ended) override;

@@ -41,11 +41,12 @@ uint16_t PassSampler::Next(int32_t rows) {
   return static_cast<uint16_t>(kind.left == kind.chosen ? kind.block : 0);
 }
 
-void PassSampler::Took(int32_t rows, size_t ops, int64_t ticks) {
+void PassSampler::Took(int32_t rows, size_t ops, int64_t ticks, int64_t stamping) {
   if (ticks <= 0) return;
   Kind& kind = KindOf(rows);
   const double weight = kind.computing > 0 ? kNewest : 1;
-  kind.recording += weight * (static_cast<double>(ops) * ticks_of_op_ - kind.recording);
+  const double recording = static_cast<double>(ops) * ticks_of_op_ + static_cast<double>(stamping);
+  kind.recording += weight * (recording - kind.recording);
   kind.computing += weight * (static_cast<double>(ticks) - kind.computing);
 }
 

@@ -27,8 +27,9 @@ class PassSampler {
   // A pass begins. Returns the number of passes that it stands for, itself included; 0: it is not
   // recorded.
   uint16_t Next(int32_t rows);
-  // A pass that was recorded took `ticks` of computing.
-  void Took(int32_t rows, size_t ops, int64_t ticks);
+  // A pass that was recorded took `ticks` of computing; of these, a device took `stamping` for its
+  // times.
+  void Took(int32_t rows, size_t ops, int64_t ticks, int64_t stamping = 0);
 
  private:
   struct Kind {

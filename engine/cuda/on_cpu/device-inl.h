@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/ticks.h"
 #include "engine/cpu/types.h"
 #include "engine/cuda/on_cpu/runner.h"
 
@@ -36,6 +37,8 @@ WITHY_DEVICE int ThreadX() { return on_cpu::current->index; }
 WITHY_DEVICE int BlockX() { return on_cpu::current->runner->block().x; }
 WITHY_DEVICE int BlockY() { return on_cpu::current->runner->block().y; }
 WITHY_DEVICE int BlockZ() { return on_cpu::current->runner->block().z; }
+
+WITHY_DEVICE uint64_t GlobalTimer() { return static_cast<uint64_t>(SteadyNowNs()); }
 
 // Null while nothing is watched.
 WITHY_DEVICE on_cpu::Watch* Watching() { return on_cpu::watching; }

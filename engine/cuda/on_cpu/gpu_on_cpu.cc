@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/memory_limits.h"
 #include "engine/cuda/on_cpu/kernels_on_cpu.h"
 
 namespace withy::engine::on_cpu {
@@ -43,7 +44,15 @@ GpuOnCpu::~GpuOnCpu() {
 
 const cuda::Kernels& GpuOnCpu::kernels() const { return KernelsOnCpu(); }
 
-absl::StatusOr<void*> GpuOnCpu::Allocate(size_t bytes) {
+cuda::GpuFacts GpuOnCpu::facts() const {
+  cuda::GpuFacts facts;
+  facts.total_bytes = MemoryAllowed();
+  facts.free_bytes = MemoryFree();
+  facts.integrated = facts.manages_at_once = true;
+  return facts;
+}
+
+absl::StatusOr<void*> GpuOnCpu::Allocate(cuda::MemoryWay, size_t bytes) {
   constexpr size_t kAlignment = 256;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, rounded);
@@ -54,7 +63,7 @@ absl::StatusOr<void*> GpuOnCpu::Allocate(size_t bytes) {
   return memory;
 }
 
-void GpuOnCpu::Free(void* memory) {
+void GpuOnCpu::Free(cuda::MemoryWay, void* memory) {
   runner_.watch().Forbid(memory);
   allocations_.erase(memory);
   std::free(memory);

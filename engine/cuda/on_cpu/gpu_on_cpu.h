@@ -26,7 +26,7 @@ class RunnerQueue final : public cuda::LaunchQueue {
   Runner& runner_;
 };
 
-class GpuOnCpu final : public cuda::Gpu {
+class GpuOnCpu : public cuda::Gpu {
  public:
   explicit GpuOnCpu(const RunnerOptions& options = {}) : runner_(options), queue_(runner_) {}
   ~GpuOnCpu() override;
@@ -34,10 +34,11 @@ class GpuOnCpu final : public cuda::Gpu {
   std::string_view target() const override { return "cuda-on-cpu"; }
   std::string_view description() const override { return "the runner of CUDA kernels on the CPU"; }
   bool has_times() const override { return false; }
+  cuda::GpuFacts facts() const override;
   const cuda::Kernels& kernels() const override;
   cuda::LaunchQueue& queue() override { return queue_; }
-  absl::StatusOr<void*> Allocate(size_t bytes) override;
-  void Free(void* memory) override;
+  absl::StatusOr<void*> Allocate(cuda::MemoryWay way, size_t bytes) override;
+  void Free(cuda::MemoryWay way, void* memory) override;
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
   absl::Status Download(void* to, const void* from, size_t bytes) override;
   absl::Status Zero(void* to, size_t bytes) override;
