@@ -256,6 +256,8 @@ TEST_F(CudaExecutorTest, SelfCheckPassesAndFindsWrongKernels) {
     std::string_view description() const override { return "a broken card"; }
     const cuda::Kernels& kernels() const override { return kernels_; }
     void* stream() override { return inner_.stream(); }
+    absl::StatusOr<cuda::DenseMath*> OpenDense() override { return inner_.OpenDense(); }
+    int32_t dense_piece_rows() const override { return inner_.dense_piece_rows(); }
     absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_.Allocate(bytes); }
     void Free(void* memory) override { inner_.Free(memory); }
     absl::Status Upload(void* to, const void* from, size_t bytes) override {

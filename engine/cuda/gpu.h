@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/cuda/dense_math.h"
 #include "engine/cuda/kernels.h"
 #include "engine/kv/memory.h"
 
@@ -29,6 +30,11 @@ class Gpu {
   virtual bool has_times() const { return true; }
   virtual const Kernels& kernels() const = 0;
   virtual void* stream() = 0;  // for launches
+  // Products of large F16 matrices, opened when it is first asked for; it lives as long as the GPU.
+  // Errors: naming what is missing. Nothing else needs it.
+  virtual absl::StatusOr<DenseMath*> OpenDense() = 0;
+  // Rows of a prompt that are worth computing at once where these products are used.
+  virtual int32_t dense_piece_rows() const = 0;
 
   // Device memory, aligned to 256 bytes; its contents are undefined. Errors: RESOURCE_EXHAUSTED
   // naming device, bytes asked for and free.

@@ -6,6 +6,7 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/dense-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
 
@@ -74,7 +75,25 @@ inline void Merge(void* stream, const AttendArgs& args) {
          kHeadWarps * 32, 0, stream, args);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge};
+inline void DenseWeights(void* stream, const DenseArgs& args) {
+  Launch("dense_weights", DenseWeightsKernel,
+         {args.strips * kStripTiles * (args.fused ? 2 : 1), 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, stream, args);
+}
+
+inline void DenseInputs(void* stream, const DenseArgs& args) {
+  Launch("dense_inputs", DenseInputsKernel, {args.rows, 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, stream, args);
+}
+
+inline void DenseFinish(void* stream, const DenseArgs& args) {
+  constexpr int kRows = kThreads / 32;
+  Launch("dense_finish", args.fused ? DenseFinishKernel<true> : DenseFinishKernel<false>,
+         {(args.rows + kRows - 1) / kRows, (args.strips + kDenseStrips - 1) / kDenseStrips, 1},
+         kThreads, 0, stream, args);
+}
+
+inline constexpr Kernels kKernels = {Repack, Embed,  Norm,  Products,     StoreKv,     Gather,
+                                     Keep,   Attend, Merge, DenseWeights, DenseInputs, DenseFinish};
 
 }  // namespace withy::engine::WITHY_GPU

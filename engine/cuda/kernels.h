@@ -21,6 +21,11 @@ struct Kernels {
   void (*keep)(void* stream, const KeepArgs& args);
   void (*attend)(void* stream, const AttendArgs& args);
   void (*merge)(void* stream, const AttendArgs& args);
+  // F16 matrices of the weights and of the inputs of dense products, and what is made of their
+  // sums.
+  void (*dense_weights)(void* stream, const DenseArgs& args);
+  void (*dense_inputs)(void* stream, const DenseArgs& args);
+  void (*dense_finish)(void* stream, const DenseArgs& args);
 };
 
 }  // namespace withy::engine::cuda
