@@ -157,6 +157,30 @@ struct ProductArgs {
   int rows = 0;    // of the product with most
 };
 
+// Outputs of products that are multiplied as F16 at once: enough tiles for a large card's units,
+// few enough that their sums stay in its cache.
+inline constexpr int kDenseColumns = 4096;
+
+// Products of the same rows as one of F16 matrices. The columns are the outputs of the strips
+// [first_strip, first_strip + strips) of all products one behind the other: 32 of a strip; of gate
+// and up 32 of gate, then 32 of up. What is multiplied is scaled by powers of two, a row of inputs
+// and a column's weights each by its own, so that no number is out of F16's range.
+struct DenseArgs {
+  const Product* products = nullptr;  // with the same inputs and rows
+  int count = 0;
+  int first_strip = 0;
+  int strips = 0;
+  int rows = 0;
+  int blocks = 0;  // of 32 inputs that are multiplied: those of the row with most
+  bool fused = false;
+  bool from_floats = false;         // Inputs::floats are read, else the quants
+  uint16_t* weights = nullptr;      // [columns, 32 * blocks]
+  uint16_t* inputs = nullptr;       // [rows, 32 * blocks]
+  float* weight_factors = nullptr;  // that undo the scales, by column
+  float* input_factors = nullptr;   // by row
+  const float* sums = nullptr;      // [rows, columns]
+};
+
 struct Row {
   int32_t token = 0;
   int32_t position = 0;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/memory_limits.h"
 #include "base/status.h"
+#include "engine/cuda/cublas.h"
 #include "engine/cuda/cuda_kernels.h"
 #include "engine/cuda/open_gpu.h"
 #include "engine/cuda/self_check.h"
@@ -159,6 +160,7 @@ class CudaGpu final : public Gpu {
 
   ~CudaGpu() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    dense_.reset();
     for (const auto& [base, registered] : registered_) cudaHostUnregister(base);
     for (Pinned& pinned : pinned_) {
       if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
@@ -182,6 +184,19 @@ class CudaGpu final : public Gpu {
     cudaSetDevice(index_);  // of the calling thread
     return queue_;
   }
+
+  void* stream() override {
+    cudaSetDevice(index_);
+    return stream_;
+  }
+  absl::StatusOr<DenseMath*> OpenDense() override {
+    if (dense_ == nullptr) {
+      WITHY_ASSIGN_OR_RETURN(dense_, OpenCublas(*this));
+    }
+    return dense_.get();
+  }
+  // A board's GPU takes tens of milliseconds for a layer of 2,048 rows, in which nothing can stop.
+  int32_t dense_piece_rows() const override { return integrated_ ? 512 : 2048; }
 
   absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) override {
     cudaSetDevice(index_);
@@ -358,6 +373,7 @@ class CudaGpu final : public Gpu {
   std::array<Pinned, 2> pinned_ = {};
   size_t next_pinned_ = 0;
   std::map<std::byte*, Registered> registered_;  // by base
+  std::unique_ptr<DenseMath> dense_;
 };
 
 }  // namespace

@@ -119,6 +119,12 @@ WITHY_DEVICE int32_t FloatBits(float v) { return __float_as_int(v); }
 WITHY_DEVICE float BitsFloat(int32_t v) { return __int_as_float(v); }
 WITHY_DEVICE float HalfFloat(uint16_t v) { return __half2float(__ushort_as_half(v)); }
 WITHY_DEVICE uint16_t FloatHalf(float v) { return __half_as_ushort(__float2half_rn(v)); }
+// Two of them, `low` in the low half.
+WITHY_DEVICE uint32_t HalfPair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 // Sum and maximum over a warp, in all lanes. Order of the additions: lanes 16 apart first.
 WITHY_DEVICE float WarpSum(float v) {

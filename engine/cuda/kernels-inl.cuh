@@ -5,6 +5,7 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/dense-inl.cuh"
 #include "engine/cuda/memory-inl.cuh"
 #include "engine/cuda/stamp-inl.cuh"
 // clang-format on
@@ -98,7 +99,27 @@ inline void ReadMemory(LaunchSink& to, const MemoryArgs& args) {
          kThreads / 32 * sizeof(int32_t), to, args);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed,  Norm,  Products, StoreKv,    Gather,
-                                     Keep,   Attend, Merge, Stamp,    FillMemory, ReadMemory};
+inline void DenseWeights(LaunchSink& to, const DenseArgs& args) {
+  Launch("dense_weights", DenseWeightsKernel,
+         {args.strips * kStripTiles * (args.fused ? 2 : 1), 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, to, args);
+}
+
+inline void DenseInputs(LaunchSink& to, const DenseArgs& args) {
+  Launch("dense_inputs", DenseInputsKernel, {args.rows, 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, to, args);
+}
+
+inline void DenseFinish(LaunchSink& to, const DenseArgs& args) {
+  constexpr int kRows = kThreads / 32;
+  Launch("dense_finish", args.fused ? DenseFinishKernel<true> : DenseFinishKernel<false>,
+         {(args.rows + kRows - 1) / kRows, (args.strips + kDenseStrips - 1) / kDenseStrips, 1},
+         kThreads, 0, to, args);
+}
+
+inline constexpr Kernels kKernels = {Repack,      Embed,       Norm,  Products,     StoreKv,
+                                     Gather,      Keep,        Attend, Merge,       Stamp,
+                                     FillMemory,  ReadMemory,  DenseWeights, DenseInputs,
+                                     DenseFinish};
 
 }  // namespace withy::engine::WITHY_GPU

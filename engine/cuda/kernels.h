@@ -25,6 +25,11 @@ struct Kernels {
   void (*stamp)(LaunchSink& to, const StampArgs& args);
   void (*fill_memory)(LaunchSink& to, const MemoryArgs& args);
   void (*read_memory)(LaunchSink& to, const MemoryArgs& args);
+  // F16 matrices of the weights and of the inputs of dense products, and what is made of their
+  // sums.
+  void (*dense_weights)(LaunchSink& to, const DenseArgs& args);
+  void (*dense_inputs)(LaunchSink& to, const DenseArgs& args);
+  void (*dense_finish)(LaunchSink& to, const DenseArgs& args);
 };
 
 }  // namespace withy::engine::cuda

@@ -476,17 +476,18 @@ WITHY_DEVICE float SwiGlu(float gate, float up) {
 WITHY_DEVICE void FinishNeurons(const Product& p, int strip, int row, float gate, float up) {
   const int o = strip * kStripOutputs + ThreadX() % 32;
   const int extent = p.out_extent != nullptr ? LoadConst(p.out_extent + row) : p.w.n_out;
-  const LowRankRun* run = RunOf(p.runs, p.run_count, row);
+  const int of_pass = p.x_row + row;
+  const LowRankRun* run = RunOf(p.runs, p.run_count, of_pass);
   float h = 0.0f;
   if (o < extent) {
     if (run != nullptr) {
-      const float* a = p.a + int64_t{row} * p.a_stride;
+      const float* a = p.a + int64_t{of_pass} * p.a_stride;
       gate = AddLowRank(run->b[0], a + run->a_offset[0], o, gate);
       up = AddLowRank(run->b[1], a + run->a_offset[1], o, up);
     }
     h = SwiGlu(gate, up);
   }
-  WriteBlock(p.neurons, row, strip, h, p.quantise, p.keep_floats);
+  WriteBlock(p.neurons, of_pass, strip, h, p.quantise, p.keep_floats);
 }
 
 // Shared memory of a thread block.

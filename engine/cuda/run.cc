@@ -188,11 +188,9 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kAttentionOut:
     case OpKind::kDown:
     case OpKind::kHead:
-      LaunchProducts(data.products, false);
-      break;
+      return LaunchAll(data, false);
     case OpKind::kGateUp:
-      LaunchProducts(data.products, true);
-      break;
+      return LaunchAll(data, true);
     case OpKind::kStoreKv:
       LaunchStoreKv(op, data);
       break;
@@ -258,6 +256,14 @@ void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
                   op.rows);
   }
   LaunchProducts(data.lower, false);
+}
+
+absl::Status CudaRun::LaunchAll(const OpData& data, bool fused) {
+  LaunchProducts(data.products, fused);
+  for (const DenseGroup& group : data.dense) {
+    WITHY_RETURN_IF_ERROR(executor_.dense()->Launch(group));
+  }
+  return absl::OkStatus();
 }
 
 void CudaRun::LaunchProducts(const OpProducts& products, bool fused) {

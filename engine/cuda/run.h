@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/cuda/dense_rows.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/pass_data.h"
 #include "engine/cuda/pass_stamps.h"
@@ -39,17 +40,24 @@ class CudaRun final : public ProgramRun {
     int strips = 0;
     int rows = 0;
   };
+  // A product before it is cut by rows, and what its rows have; null: all of the matrix.
+  struct Planned {
+    Product product;
+    const int32_t* outputs = nullptr;
+    const int32_t* inputs = nullptr;
+  };
   struct ProductList {
     std::vector<Product> products;
     int strips = 0;
     int rows = 0;  // of the product with most
-    // `outputs`: that the first row computes, which computes most.
-    void Add(Product product, int outputs);
+    // Rows [first, first + rows) of a product; the first row computes most.
+    void Add(const Planned& planned, int first, int rows);
   };
   // Addresses of what the operation reads from pass data.
   struct OpData {
-    OpProducts products;  // of the operation
-    OpProducts lower;     // A of the LoRA of gate and up, after a norm
+    OpProducts products;            // of the operation
+    OpProducts lower;               // A of the LoRA of gate and up, after a norm
+    std::vector<DenseGroup> dense;  // those of long prompts
     const LowRankRun* runs = nullptr;
     int run_count = 0;
     const int32_t* heads = nullptr;  // extents
@@ -69,10 +77,12 @@ class CudaRun final : public ProgramRun {
   void PutRuns(const Op& op, OpData* data);
   void PutProducts(const Op& op, OpData* data);
   OpProducts PutList(const ProductList& list);
-  void AddQkv(const Op& op, const OpData& data, ProductList* list);
-  void AddResidual(const Op& op, const OpData& data, ProductList* list);
-  void AddGateUp(const Op& op, const OpData& data, ProductList* list);
-  void AddHead(const Op& op, ProductList* list);
+  std::vector<Planned> PlanQkv(const Op& op, const OpData& data);
+  std::vector<Planned> PlanResidual(const Op& op, const OpData& data);
+  std::vector<Planned> PlanGateUp(const Op& op, const OpData& data);
+  std::vector<Planned> PlanHead(const Op& op);
+  std::vector<RowRun> RunsOf(const Op& op, int first, int rows) const;
+  void PutDense(std::span<const Planned> products, int first, int rows, OpData* data);
   void AddLoraInputs(const Op& op, ProductList* list);
   Product NewProduct(const Matrix& w, const InputBuffer& x, int rows, float* y,
                      int64_t stride) const;
@@ -82,6 +92,7 @@ class CudaRun final : public ProgramRun {
   absl::Status LaunchStage(const Op& op);
   void LaunchEmbed(const Op& op);
   void LaunchNorm(const Op& op, const OpData& data);
+  absl::Status LaunchAll(const OpData& data, bool fused);
   void LaunchProducts(const OpProducts& products, bool fused);
   void LaunchStoreKv(const Op& op, const OpData& data);
   void LaunchAttend(const Op& op, const OpData& data);

@@ -64,6 +64,7 @@ size_t CudaRun::PassDataBytes() const {
   const ModelShape& s = shape();
   const auto rows = static_cast<size_t>(plan_->count());
   const size_t ops = program_->ops.size();
+  const size_t runs = executor_.dense() == nullptr ? 1 : MostRuns(*plan_);
   size_t bytes = PassData::Room<Row>(rows) + 3 * PassData::Room<int32_t>(rows) +
                  PassData::Room<float>(rows * 2 * static_cast<size_t>(s.head_dim)) +
                  PassData::Room<float>(rows * static_cast<size_t>(s.d_model)) +
@@ -71,7 +72,7 @@ size_t CudaRun::PassDataBytes() const {
                  PassData::Room<KvPlaces>(kKvFormats) +
                  PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens +
                                           kCopiesAtOnce) +
-                 ops * (PassData::Room<Product>(4) + PassData::Room<Product>(0) +
+                 ops * (runs * PassData::Room<Product>(4) + PassData::Room<Product>(0) +
                         PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
                  2 * PassData::Room<Product>(program_->runs.size()) +
                  4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
@@ -243,10 +244,16 @@ Product CudaRun::NewProduct(const Matrix& w, const InputBuffer& x, int rows, flo
   return product;
 }
 
-void CudaRun::ProductList::Add(Product product, int outputs) {
+void CudaRun::ProductList::Add(const Planned& planned, int first, int count) {
+  Product product = planned.product;
+  product.x_row += first;
+  product.rows = count;
+  if (product.y != nullptr) product.y += first * product.y_stride;
+  if (product.out_extent != nullptr) product.out_extent += first;
+  if (product.in_extent != nullptr) product.in_extent += first;
   product.first_strip = strips;
-  strips += StripsOf(outputs);
-  rows = std::max(rows, product.rows);
+  strips += StripsOf(planned.outputs != nullptr ? planned.outputs[first] : product.w.n_out);
+  rows = std::max(rows, count);
   products.push_back(product);
 }
 
@@ -267,7 +274,7 @@ void CudaRun::AddLoraInputs(const Op& op, ProductList* list) {
     Product product = NewProduct(a, x, run.rows, y, stride);
     product.x_row = run.first;
     product.normed = op.lower_part == LoraPart::kAttentionIn || op.lower_part == LoraPart::kFfnIn;
-    list->Add(product, a.n_out);
+    list->Add({product}, 0, run.rows);
   }
 }
 
@@ -285,41 +292,45 @@ void CudaRun::FuseNorm(const Op& op, Product* product) {
   normed_[at] = true;
 }
 
-void CudaRun::AddQkv(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanQkv(const Op& op, const OpData& data) {
   const ModelShape& s = shape();
+  std::vector<Planned> products;
   const bool cuts = op.extents != nullptr && s.cuts_kv_heads();
   for (size_t i = 0; i < 2; ++i) {
     Product kv = NewProduct(weights_.matrix(op.weights[i]), input_, op.rows,
                             (i == 0 ? k_ : v_).as<float>(), s.kv_rows());
     kv.normed = true;
     kv.out_extent = cuts ? data.kv_rows : nullptr;
-    list->Add(kv, cuts ? op.extents->kv_rows.front() : s.kv_rows());
+    products.push_back({kv, cuts ? op.extents->kv_rows.data() : nullptr});
   }
-  if (op.queries == 0) return;
+  if (op.queries == 0) return products;
   Product q = NewProduct(weights_.matrix(op.weights[2]), input_, op.queries,
                          q_.as<float>() + int64_t{op.first_query} * s.q_rows(), s.q_rows());
   q.x_row = op.first_query;
   q.normed = true;
-  int outputs = s.q_rows();
+  const int32_t* outputs = nullptr;
   if (op.extents != nullptr) {
     q.out_extent = data.q_rows + op.first_query;
-    outputs = op.extents->q_rows[static_cast<size_t>(op.first_query)];
+    outputs = op.extents->q_rows.data() + op.first_query;
   }
-  list->Add(q, outputs);
+  products.push_back({q, outputs});
+  return products;
 }
 
 // The product of attention's output, or of the neurons, which is added to the residual stream.
-void CudaRun::AddResidual(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanResidual(const Op& op, const OpData& data) {
   const bool out = op.kind == OpKind::kAttentionOut;
   Product product = NewProduct(weights_.matrix(op.weights[0]), out ? attention_input_ : neurons_,
                                op.rows, x_.as<float>(), shape().d_model);
   product.add = true;
   product.in_extent = out ? data.q_rows : data.neurons;
   FuseNorm(op, &product);
-  list->Add(product, shape().d_model);
+  const int32_t* inputs = nullptr;
+  if (op.extents != nullptr) inputs = (out ? op.extents->q_rows : op.extents->neurons).data();
+  return {{product, nullptr, inputs}};
 }
 
-void CudaRun::AddGateUp(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanGateUp(const Op& op, const OpData& data) {
   Product product = NewProduct(weights_.matrix(op.weights[0]), input_, op.rows, nullptr, 0);
   product.up = weights_.matrix(op.weights[1]);
   product.normed = true;
@@ -331,42 +342,96 @@ void CudaRun::AddGateUp(const Op& op, const OpData& data, ProductList* list) {
   product.run_count = data.run_count;
   product.a = lora_.as<float>();
   product.a_stride = 7 * executor_.facts().lora_rank;
-  list->Add(product, op.extents == nullptr ? shape().d_ff : op.extents->neurons.front());
+  return {{product, op.extents == nullptr ? nullptr : op.extents->neurons.data()}};
 }
 
-void CudaRun::AddHead(const Op& op, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanHead(const Op& op) {
   Product product = NewProduct(weights_.matrix(op.weights[1]), head_input_, op.rows,
                                logits_buffer_.as<float>(), shape().vocab_size);
   product.normed = true;
-  list->Add(product, shape().vocab_size);
+  return {{product}};
+}
+
+// How rows [first, first + rows) of an operation's inputs are computed.
+std::vector<RowRun> CudaRun::RunsOf(const Op& op, int first, int rows) const {
+  if (executor_.dense() == nullptr || rows < executor_.options().dense_rows) {
+    return {{0, rows, false}};
+  }
+  std::vector<int32_t> planned(static_cast<size_t>(rows));
+  const std::span<const int32_t> wanted = plan_->wanted();
+  for (int i = 0; i < rows; ++i) planned[static_cast<size_t>(i)] = first + i;
+  if (op.kind == OpKind::kHead) {
+    for (const int32_t i : wanted) {
+      planned[static_cast<size_t>(plan_->row(i).logits_row - plan_->first_logits_row())] = i;
+    }
+  } else if (op.layer == LastLayer() && op.kind != OpKind::kQkv) {
+    std::copy(wanted.begin(), wanted.end(), planned.begin());
+  }
+  return SplitRows(*plan_, planned, executor_.options().dense_rows);
+}
+
+// Rows of products that have the same inputs.
+void CudaRun::PutDense(std::span<const Planned> products, int first, int rows, OpData* data) {
+  ProductList list;
+  for (const Planned& planned : products) list.Add(planned, first, rows);
+  const Planned& one = products.front();
+  const int inputs = one.inputs != nullptr ? one.inputs[first] : one.product.w.n_in;
+  const bool floats = std::any_of(products.begin(), products.end(), [](const Planned& planned) {
+    return !IsQuantized(planned.product.w.type) ||
+           (planned.product.up.n_out > 0 && !IsQuantized(planned.product.up.type));
+  });
+  if (list.strips == 0) return;
+  data->dense.push_back({.products = pass_data_.Put(list.products),
+                         .count = static_cast<int>(list.products.size()),
+                         .strips = list.strips,
+                         .rows = rows,
+                         .blocks = (inputs + 31) / 32,
+                         .fused = one.product.up.n_out > 0,
+                         .from_floats = floats});
 }
 
 void CudaRun::PutProducts(const Op& op, OpData* data) {
-  ProductList list;
+  std::vector<Planned> planned;
   switch (op.kind) {
     case OpKind::kNorm:
-      AddLoraInputs(op, &list);
-      if (!list.products.empty()) data->lower = PutList(list);
-      return;
+      break;
     case OpKind::kQkv:
-      AddQkv(op, *data, &list);
-      AddLoraInputs(op, &list);
+      planned = PlanQkv(op, *data);
       break;
     case OpKind::kAttentionOut:
     case OpKind::kDown:
-      AddResidual(op, *data, &list);
-      AddLoraInputs(op, &list);
+      planned = PlanResidual(op, *data);
       break;
     case OpKind::kGateUp:
-      AddGateUp(op, *data, &list);
+      planned = PlanGateUp(op, *data);
       break;
     case OpKind::kHead:
-      AddHead(op, &list);
+      planned = PlanHead(op);
       break;
     default:
       return;
   }
-  data->products = PutList(list);
+  ProductList list;
+  for (size_t i = 0; i < planned.size();) {
+    const Product& product = planned[i].product;
+    size_t end = i + 1;  // those of the same rows
+    while (end < planned.size() && planned[end].product.x_row == product.x_row &&
+           planned[end].product.rows == product.rows) {
+      ++end;
+    }
+    const std::span<const Planned> alike = std::span(planned).subspan(i, end - i);
+    for (const RowRun& run : RunsOf(op, product.x_row, product.rows)) {
+      if (run.dense) {
+        PutDense(alike, run.first, run.rows, data);
+      } else {
+        for (const Planned& one : alike) list.Add(one, run.first, run.rows);
+      }
+    }
+    i = end;
+  }
+  AddLoraInputs(op, &list);
+  if (list.products.empty()) return;
+  (op.kind == OpKind::kNorm ? data->lower : data->products) = PutList(list);
 }
 
 }  // namespace withy::engine::cuda

@@ -210,5 +210,8 @@ WITHY_DEVICE float HalfFloat(uint16_t v) { return _cvtsh_ss(v); }
 WITHY_DEVICE float HalfFloat(uint16_t v) { return F16ToF32(v); }
 #endif
 WITHY_DEVICE uint16_t FloatHalf(float v) { return F32ToF16(v); }
+WITHY_DEVICE uint32_t HalfPair(float low, float high) {
+  return FloatHalf(low) | static_cast<uint32_t>(FloatHalf(high)) << 16;
+}
 
 }  // namespace withy::engine::gpu_on_cpu

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/cuda/gpu.h"
+#include "engine/cuda/on_cpu/dense_on_cpu.h"
 #include "engine/cuda/on_cpu/runner.h"
 
 namespace withy::engine::on_cpu {
@@ -37,6 +38,9 @@ class GpuOnCpu : public cuda::Gpu {
   cuda::GpuFacts facts() const override;
   const cuda::Kernels& kernels() const override;
   cuda::LaunchQueue& queue() override { return queue_; }
+  void* stream() override { return &runner_; }
+  absl::StatusOr<cuda::DenseMath*> OpenDense() override { return &dense_; }
+  int32_t dense_piece_rows() const override { return 256; }
   absl::StatusOr<void*> Allocate(cuda::MemoryWay way, size_t bytes) override;
   void Free(cuda::MemoryWay way, void* memory) override;
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
@@ -49,11 +53,13 @@ class GpuOnCpu : public cuda::Gpu {
   absl::Status Wait() override { return absl::OkStatus(); }
 
   Runner& runner() { return runner_; }
+  DenseOnCpu& dense() { return dense_; }
   size_t mapped() const { return mapped_.size(); }  // memories of KV that passes use
 
  private:
   Runner runner_;
   RunnerQueue queue_;
+  DenseOnCpu dense_;
   std::map<void*, size_t> allocations_;
   std::map<std::byte*, int> mapped_;  // views in use, by base
 };
