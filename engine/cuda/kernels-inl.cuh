@@ -6,6 +6,8 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/attention_tile-inl.cuh"
+#include "engine/cuda/merge-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
 
@@ -65,8 +67,16 @@ inline void Keep(void* stream, const KeepArgs& args) {
 }
 
 inline void Attend(void* stream, const AttendArgs& args) {
-  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.rows}, kThreads,
+  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.tile_count}, kThreads,
          sizeof(AttendShared), stream, args);
+}
+
+inline void AttendTiles(void* stream, const AttendArgs& args) {
+  const Shape& s = args.shape;
+  const size_t shared = TileSharedBytes(s.head_dim, args.tile_rows * (s.heads / s.kv_heads),
+                                        args.bias.pairs != nullptr);
+  Launch("attend_tiles", s.head_dim <= 128 ? AttendTilesKernel<4> : AttendTilesKernel<8>,
+         {args.runs, s.kv_heads, args.tile_count}, kThreads, shared, stream, args);
 }
 
 inline void Merge(void* stream, const AttendArgs& args) {
@@ -74,7 +84,7 @@ inline void Merge(void* stream, const AttendArgs& args) {
          kHeadWarps * 32, 0, stream, args);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products, StoreKv,
-                                     Gather, Keep,  Attend, Merge};
+inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products,    StoreKv,
+                                     Gather, Keep,  Attend, AttendTiles, Merge};
 
 }  // namespace withy::engine::WITHY_GPU

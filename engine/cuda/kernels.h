@@ -19,7 +19,10 @@ struct Kernels {
   void (*store_kv)(void* stream, const StoreKvArgs& args);
   void (*gather)(void* stream, const GatherArgs& args);
   void (*keep)(void* stream, const KeepArgs& args);
+  // `attend` takes tiles of one row, with blocks of any format; `attend_tiles` tiles without blocks
+  // of kF16. Bits do not depend on which.
   void (*attend)(void* stream, const AttendArgs& args);
+  void (*attend_tiles)(void* stream, const AttendArgs& args);
   void (*merge)(void* stream, const AttendArgs& args);
 };
 
