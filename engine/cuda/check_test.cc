@@ -58,7 +58,8 @@ std::vector<std::pair<std::string, cuda::Kernels>> BrokenTables() {
     wrong.shape.interleaved = !wrong.shape.interleaved;
     Right().store_kv(stream, wrong);
   };
-  add("rotation of queries").store_kv = [](cuda::LaunchSink& stream, const cuda::StoreKvArgs& args) {
+  add("rotation of queries").store_kv = [](cuda::LaunchSink& stream,
+                                           const cuda::StoreKvArgs& args) {
     cuda::StoreKvArgs wrong = args;
     wrong.shape.scale *= 4;
     Right().store_kv(stream, wrong);

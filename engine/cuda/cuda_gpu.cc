@@ -23,6 +23,7 @@
 namespace withy::engine::cuda {
 namespace {
 
+constexpr uint32_t kSharedOfAnyCard = 48 << 10;  // more has to be asked for
 constexpr size_t kPinnedBytes = size_t{4} << 20;
 
 std::string Version(int number) { return absl::StrCat(number / 1000, ".", number % 1000 / 10); }
@@ -96,6 +97,10 @@ class CudaQueue final : public LaunchQueue {
     config.stream = stream_;
     config.attrs = &attribute;
     config.numAttrs = shape.early && overlaps_ ? 1 : 0;
+    if (shape.shared_bytes > kSharedOfAnyCard) {
+      cudaFuncSetAttribute(shape.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(shape.shared_bytes));  // the launch tells of an error
+    }
     void* arguments[] = {const_cast<void*>(args)};
     const cudaError_t error = cudaLaunchKernelExC(&config, shape.kernel, arguments);
     if (error != cudaSuccess && error_ == cudaSuccess) error_ = error;

@@ -352,7 +352,10 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseFinishKernel(DenseArgs args) {
   const Product& shared = args.products[0];
   float factor = LoadConst(args.input_factors + row);
   float norm = 1.0f;
-  if (shared.normed) norm = NormFactor(shared.x, shared.x_row + row, shared.w.n_in, shared.epsilon);
+  if (shared.normed) {
+    norm = NormFactor(SumOfSquares(shared.x, shared.x_row + row, shared.w.n_in), shared.w.n_in,
+                      shared.epsilon);
+  }
   const int end = (BlockY() + 1) * kDenseStrips;
   for (int i = BlockY() * kDenseStrips; i < end && i < args.strips; ++i) {
     const int column = i * kColumns + lane;

@@ -43,11 +43,9 @@ class CudaExecutor final : public Executor {
       std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
       WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
   // The same on a GPU that outlives it.
-  static absl::StatusOr<std::unique_ptr<CudaExecutor>> CreateOn(Gpu& gpu, const PackedFile& file,
-                                                            const ModelFacts& facts, const Tap& tap,
-                                                            WeightStream* stream,
-                                                            KernelObserver* observer,
-                                                            const ExecutorOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<CudaExecutor>> CreateOn(
+      Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
+      WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
 
   // From now on rows of long prompts (dense_rows.h) are multiplied as F16 matrices, in pieces of at
   // most `piece_rows`. Their bits depend on what is computed beside them, so KV of such an executor

@@ -5,6 +5,8 @@
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/attention_tile-inl.cuh"
+#include "engine/cuda/merge-inl.cuh"
 #include "engine/cuda/dense-inl.cuh"
 #include "engine/cuda/memory-inl.cuh"
 #include "engine/cuda/stamp-inl.cuh"
@@ -77,8 +79,16 @@ inline void Keep(LaunchSink& to, const KeepArgs& args) {
 }
 
 inline void Attend(LaunchSink& to, const AttendArgs& args) {
-  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.rows}, kThreads,
+  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.tile_count}, kThreads,
          sizeof(AttendShared), to, args, kEarly);
+}
+
+inline void AttendTiles(LaunchSink& to, const AttendArgs& args) {
+  const Shape& s = args.shape;
+  const size_t shared = TileSharedBytes(s.head_dim, args.tile_rows * (s.heads / s.kv_heads),
+                                        args.bias.pairs != nullptr);
+  Launch("attend_tiles", s.head_dim <= 128 ? AttendTilesKernel<4> : AttendTilesKernel<8>,
+         {args.runs, s.kv_heads, args.tile_count}, kThreads, shared, to, args, kEarly);
 }
 
 inline void Merge(LaunchSink& to, const AttendArgs& args) {
@@ -117,9 +127,8 @@ inline void DenseFinish(LaunchSink& to, const DenseArgs& args) {
          kThreads, 0, to, args);
 }
 
-inline constexpr Kernels kKernels = {Repack,      Embed,       Norm,  Products,     StoreKv,
-                                     Gather,      Keep,        Attend, Merge,       Stamp,
-                                     FillMemory,  ReadMemory,  DenseWeights, DenseInputs,
-                                     DenseFinish};
+inline constexpr Kernels kKernels = {
+    Repack,      Embed, Norm,  Products,   StoreKv,    Gather,       Keep,        Attend,
+    AttendTiles, Merge, Stamp, FillMemory, ReadMemory, DenseWeights, DenseInputs, DenseFinish};
 
 }  // namespace withy::engine::WITHY_GPU

@@ -20,7 +20,10 @@ struct Kernels {
   void (*store_kv)(LaunchSink& to, const StoreKvArgs& args);
   void (*gather)(LaunchSink& to, const GatherArgs& args);
   void (*keep)(LaunchSink& to, const KeepArgs& args);
+  // `attend` takes tiles of one row, with blocks of any format; `attend_tiles` tiles without blocks
+  // of kF16. Bits do not depend on which.
   void (*attend)(LaunchSink& to, const AttendArgs& args);
+  void (*attend_tiles)(LaunchSink& to, const AttendArgs& args);
   void (*merge)(LaunchSink& to, const AttendArgs& args);
   void (*stamp)(LaunchSink& to, const StampArgs& args);
   void (*fill_memory)(LaunchSink& to, const MemoryArgs& args);

@@ -314,7 +314,6 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
 }
 
 void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
-  const ModelShape& s = shape();
   const bool last = op.layer == LastLayer();
   AttendArgs args{.shape = kernel_shape_,
                   .layer = op.layer,
@@ -337,13 +336,23 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
     args.density = density_.as<float>();
     args.density_stride = density_chunks_;
   }
-  const size_t row_bytes = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
-                           static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
-  const auto at_once = static_cast<int>(std::max<size_t>(1, parts_.bytes() / row_bytes));
-  for (int row = 0; row < op.rows; row += at_once) {
+  const Tiles& tiles = last ? wanted_tiles_ : tiles_;
+  args.tile_rows = tiles.host.rows;
+  for (int row = 0; row < op.rows; row += tile_limits_.at_once) {
     args.first_row = row;
-    args.rows = std::min(at_once, op.rows - row);
-    kernels_.attend(gpu_.queue(), args);
+    args.rows = std::min(tile_limits_.at_once, op.rows - row);
+    const auto launch = [&](const std::vector<AttendTile>& host, const AttendTile* on_device,
+                            void (*attend)(LaunchSink&, const AttendArgs&)) {
+      const auto at = [&](int first) {
+        return static_cast<int>(std::ranges::lower_bound(host, first, {}, &AttendTile::first) -
+                                host.begin());
+      };
+      args.tiles = on_device + at(row);
+      args.tile_count = at(row + args.rows) - at(row);
+      if (args.tile_count > 0) attend(gpu_.queue(), args);
+    };
+    launch(tiles.host.tiles, tiles.tiles, kernels_.attend_tiles);
+    launch(tiles.host.single, tiles.single, kernels_.attend);
     kernels_.merge(gpu_.queue(), args);
   }
 }
@@ -407,6 +416,7 @@ absl::Status CudaRun::ReserveBuffers() {
   const size_t part_row = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
                           static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
   WITHY_RETURN_IF_ERROR(parts_.Reserve(std::max(part_row, std::min(kPartBytes, rows * part_row))));
+  tile_limits_ = LimitsOf(kernel_shape_, weights_.has_key_bias(), part_row, parts_.bytes());
   const size_t q_bytes = (heads * static_cast<size_t>(s.head_dim) + 255) / 256 * 256;
   const size_t bias_floats = weights_.has_key_bias() ? heads * kMaxBiasPairs * 2 : 0;
   const size_t rotated_floats = half_blocks_ ? heads * static_cast<size_t>(s.head_dim) : 0;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/cuda/attend_tiles.h"
 #include "engine/cuda/dense_rows.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/pass_data.h"
@@ -53,6 +54,12 @@ class CudaRun final : public ProgramRun {
     // Rows [first, first + rows) of a product; the first row computes most.
     void Add(const Planned& planned, int first, int rows);
   };
+  // Tiles of attention; the addresses are those of the lists in pass data.
+  struct Tiles {
+    AttendTiles host;
+    const AttendTile* tiles = nullptr;
+    const AttendTile* single = nullptr;
+  };
   // Addresses of what the operation reads from pass data.
   struct OpData {
     OpProducts products;            // of the operation
@@ -72,6 +79,7 @@ class CudaRun final : public ProgramRun {
   void PutRows();
   absl::Status PutContexts();
   void PutTails();
+  void PutTiles();
   void PutOps();
   void PutExtents(const Op& op, OpData* data);
   void PutRuns(const Op& op, OpData* data);
@@ -132,9 +140,10 @@ class CudaRun final : public ProgramRun {
   bool finished_ = false;
   int32_t marked_layer_ = -1;
   int32_t density_chunks_ = 0;
-  int32_t runs_ = 0;  // of the row that sees most
-  bool half_blocks_ = false;
-  std::vector<KvMemory> mapped_;  // of the contexts, until the program is over
+  int32_t runs_ = 0;                 // of the row that sees most
+  std::vector<bool> half_contexts_;  // [context]: it has blocks of 16 bits
+  bool half_blocks_ = false;         // some context has
+  std::vector<KvMemory> mapped_;     // of the contexts, until the program is over
   std::vector<OpData> op_data_;
   std::vector<bool> normed_;  // [op]: the operation before it has done this norm
 
@@ -147,6 +156,9 @@ class CudaRun final : public ProgramRun {
   const KvPlaces* places_ = nullptr;
   const int32_t* wanted_ = nullptr;
   const int32_t* logit_rows_ = nullptr;
+  TileLimits tile_limits_;
+  Tiles tiles_;         // of all rows
+  Tiles wanted_tiles_;  // of those that want logits
   const TailCopy* copies_ = nullptr;
   int copy_count_ = 0;
 

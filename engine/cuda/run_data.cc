@@ -1,6 +1,7 @@
 // What a pass reads besides weights and activations: made by CudaRun before the first operation.
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <utility>
 
 #include "base/round_up.h"
@@ -19,30 +20,20 @@ constexpr int32_t kDensityChunksAtOnce = 64;
 
 int StripsOf(int outputs) { return (outputs + kStripOutputs - 1) / kStripOutputs; }
 
-KvPlaces PlacesOf(const KvGeometry& geometry, KvFormat format) {
-  const KvOffsets at = geometry.Offsets(format, 0);
-  return {.head_bytes = static_cast<uint32_t>(geometry.HeadBytes(format)),
-          .k_scale = static_cast<uint32_t>(at.k_scale),
-          .v_scale = static_cast<uint32_t>(at.v_scale),
-          .zero = static_cast<uint32_t>(at.zero),
-          .k_mean = static_cast<uint32_t>(at.k_mean),
-          .units = static_cast<uint32_t>(at.units),
-          .k = static_cast<uint32_t>(at.k),
-          .v = static_cast<uint32_t>(at.v)};
-}
-
 }  // namespace
 
 absl::Status CudaRun::Prepare() {
   UnmapContexts();  // of a try that failed
   density_chunks_ = 0;
   half_blocks_ = false;
+  half_contexts_.clear();
   runs_ = 1;
   for (const ContextView& context : batch_.contexts) {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(context.density.size()));
-    for (const KvBlockName& name : context.blocks) {
-      half_blocks_ = half_blocks_ || name.format == KvFormat::kF16;
-    }
+    half_contexts_.push_back(
+        std::any_of(context.blocks.begin(), context.blocks.end(),
+                    [](const KvBlockName& name) { return name.format == KvFormat::kF16; }));
+    half_blocks_ = half_blocks_ || half_contexts_.back();
   }
   for (const PlannedRow& planned : plan_->rows()) {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(planned.row->density.size()));
@@ -54,6 +45,7 @@ absl::Status CudaRun::Prepare() {
   WITHY_RETURN_IF_ERROR(pass_data_.Begin(PassDataBytes()));
   PutRows();
   PutTails();
+  PutTiles();
   PutOps();
   WITHY_RETURN_IF_ERROR(PutContexts());
   return pass_data_.Send();
@@ -72,6 +64,7 @@ size_t CudaRun::PassDataBytes() const {
                  PassData::Room<KvPlaces>(kKvFormats) +
                  PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens +
                                           kCopiesAtOnce) +
+                 4 * PassData::Room<AttendTile>(rows) +
                  ops * (runs * PassData::Room<Product>(4) + PassData::Room<Product>(0) +
                         PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
                  2 * PassData::Room<Product>(program_->runs.size()) +
@@ -157,6 +150,18 @@ void CudaRun::PutTails() {
   copies.resize(RoundUp(copies.size(), kCopiesAtOnce), {.context = -1});
   copy_count_ = static_cast<int>(copies.size());
   copies_ = pass_data_.Put(copies);
+}
+
+void CudaRun::PutTiles() {
+  std::vector<int32_t> all(static_cast<size_t>(plan_->count()));
+  std::iota(all.begin(), all.end(), 0);
+  const auto put = [&](std::span<const int32_t> chosen, Tiles* to) {
+    to->host = PlanTiles(plan_->rows(), chosen, half_contexts_, tile_limits_);
+    to->tiles = pass_data_.Put(to->host.tiles);
+    to->single = pass_data_.Put(to->host.single);
+  };
+  put(all, &tiles_);
+  put(plan_->wanted(), &wanted_tiles_);
 }
 
 void CudaRun::PutOps() {
