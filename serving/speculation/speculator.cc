@@ -308,25 +308,23 @@ void Speculator::Grow(std::span<Call* const> calls, const Asked& asked,
   std::vector<int32_t> before;
   for (const Call* call : asked.calls) before.push_back(call->drafts->tree.size());
   const bool of_worker = asked.source == DraftSourceKind::kDraft;
-  bool came = true;
+  DraftResult result{.came = true};
   if (of_worker) {
-    came = AskDraft(asked);
+    result = AskDraft(asked);
   } else {
     GrowByPrefix(asked, interrupt);
   }
-  const double catch_up_ms = of_worker ? options_.draft->caught_up_ms() : 0;
   const int64_t ended = clock_.SteadyNanos();
   for (size_t i = 0; i < asked.calls.size(); ++i) {
     Call& call = *asked.calls[i];
     metrics_.Drafted(call.request.call_id, call.drafts->tree.size() - before[i], started, ended);
     call.session->speculation().draft_ns += ended - started;
     // A worker that has not even begun says nothing of how good its drafts are.
-    if (came) call.drafts->model = asked.source;
-    if (came && of_worker) CountWindowTokens(call);
+    if (result.came) call.drafts->model = asked.source;
   }
   for (Call* call : calls) {
     call->drafts->draft_ms += Millis(ended - started);
-    call->drafts->catch_up_ms += catch_up_ms;
+    call->drafts->catch_up_ms += result.caught_up_ms;
   }
 }
 
@@ -343,8 +341,7 @@ void Speculator::GrowByPrefix(const Asked& asked, const std::atomic<bool>* inter
   for (const Call* call : asked.calls) call->drafts->tree.Merge(call->drafts->prefix.tree);
 }
 
-// Returns whether anything came.
-bool Speculator::AskDraft(const Asked& asked) {
+DraftResult Speculator::AskDraft(const Asked& asked) {
   std::vector<DraftJob> jobs;
   for (const Call* call : asked.calls) {
     jobs.push_back({.request = {.call_id = call->request.call_id,
@@ -355,11 +352,12 @@ bool Speculator::AskDraft(const Asked& asked) {
                     .confidence = ConfidenceOf(*call),
                     .tree = {}});
   }
-  const bool came = jobs.size() == 1
-                        ? options_.draft->Draft(jobs[0].request, jobs[0].confidence, &jobs[0].tree)
-                        : options_.draft->DraftTogether(jobs);
-  for (size_t i = 0; i < jobs.size(); ++i) asked.calls[i]->drafts->tree.Merge(jobs[i].tree);
-  return came;
+  const DraftResult result = options_.draft->Draft(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    asked.calls[i]->drafts->tree.Merge(jobs[i].tree);
+    if (result.came) CountWindowTokens(*asked.calls[i], jobs[i].window);
+  }
+  return result;
 }
 
 void Speculator::Choose(Call& call) {
