@@ -42,8 +42,8 @@ struct DecodedStep {
 
 // The load beside the calls whose next step is drafted.
 struct BesideCalls {
-  int32_t other_rows = 0;  // other calls that decode: one row each at least
-  bool quiet = false;      // a draft model's passes would delay no other work
+  int32_t other_rows = 0;                        // other calls that decode: one row each at least
+  bool quiet = false;                            // a draft model's passes would delay no other work
   const std::atomic<bool>* interrupt = nullptr;  // ends them
 };
 
