@@ -16,7 +16,7 @@ using policy::DraftSourceKind;
 // A branch ends where it is as unlikely as this.
 constexpr double kLeastConfidence = 0.02;
 constexpr int32_t kMostModelNodes = 64;
-// Share of a plain pass that one of draft_worker is taken to need until one was measured.
+// Guessed time of one draft_worker pass, as a share of a plain pass; used until one was measured.
 constexpr double kGuessedPassShare = 0.2;
 // How long a step waits for draft_worker, as a ratio to what its passes are expected to take.
 constexpr double kPatience = 1.5;
@@ -24,8 +24,8 @@ constexpr double kPatience = 1.5;
 // answer would have taken plainly so far. So a long prompt with a short answer is left alone: its
 // draft would take longer than it can save.
 constexpr double kCatchUpShare = 0.25;
-// The same where it cannot be afforded at once: an answer as long as that is likely to go on until
-// all of it is done.
+// The same where it cannot be afforded at once. An answer that has already taken 20 times as long
+// as the catch-up will probably outlast it.
 constexpr double kSlicedCatchUpShare = 0.05;
 
 // What passes of several rows take while it was not measured. Where a pass waits for a disk, it
@@ -168,9 +168,9 @@ void Speculator::AddLookups(Call& call) {
   }
 }
 
-// Lets the draft model that gained most of late say what it expects behind the calls that lookups
-// say nothing of, if one is to be asked. The calls wait for it, those that it does not draft for,
-// too, and pay for that.
+// Asks the draft model with the highest recent gain about calls without a look-up match, if one
+// may be asked. All calls of the step wait for it and pay for that, also those that it does not
+// draft for.
 void Speculator::AskModels(std::span<Call* const> calls, const BesideCalls& beside) {
   std::vector<Asked> sources;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {

@@ -40,10 +40,10 @@ struct DecodedStep {
   int64_t ended_ns = 0;
 };
 
-// What runs beside the calls whose next step is drafted.
+// The load beside the calls whose next step is drafted.
 struct BesideCalls {
-  int32_t other_rows = 0;  // other calls that decode: one row each at least
-  bool quiet = false;      // there is nothing else that a draft model's passes would hold up
+  int32_t other_rows = 0;                        // other calls that decode: one row each at least
+  bool quiet = false;                            // a draft model's passes would delay no other work
   const std::atomic<bool>* interrupt = nullptr;  // ends them
 };
 
