@@ -105,7 +105,9 @@ Server::Server(UniqueFd listener, const ServerOptions& options, Handlers handler
       listener_(std::move(listener)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      executor_(std::make_unique<Executor>(options.threads, options.waiting, Clock::Real())) {}
+      executor_(handlers_.answer
+                    ? std::make_unique<Executor>(options.threads, options.waiting, Clock::Real())
+                    : nullptr) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(UniqueFd listener,
                                                       const ServerOptions& options,
@@ -135,7 +137,8 @@ void Server::Serve() {
                                   {wake_.get(), POLLIN, 0},
                                   {accepts ? listener_.get() : -1, POLLIN, 0}};
     for (const Connection& connection : connections_) {
-      polled.push_back({connection.fd.get(), POLLIN, 0});
+      const bool answers = connection.state == State::kAnswering;
+      polled.push_back({connection.fd.get(), static_cast<short>(answers ? POLLOUT : POLLIN), 0});
     }
     if (poll(polled.data(), polled.size(), TimeoutMs(before)) < 0) continue;
     if (polled[0].revents != 0) return;
@@ -205,11 +208,19 @@ void Server::TakeAnswered() {
 bool Server::Advance(Connection& connection) {
   // The deadline also applies to a peer that keeps the connection busy.
   if (SteadyNow() >= connection.deadline_ns) {
-    if (connection.state == State::kHangingUp || !connection.spoke) return false;
+    if (connection.state != State::kReading || !connection.spoke) return false;
     return Refuse(connection, {408, "the request's line and headers did not arrive in time"},
                   connection.parser.head());
   }
-  return connection.state == State::kReading ? Read(connection) : AwaitHangUp(connection);
+  switch (connection.state) {
+    case State::kReading:
+      return Read(connection);
+    case State::kAnswering:
+      return Write(connection);
+    case State::kHangingUp:
+      return AwaitHangUp(connection);
+  }
+  return false;
 }
 
 bool Server::Read(Connection& connection) {
@@ -234,6 +245,11 @@ bool Server::Read(Connection& connection) {
 }
 
 bool Server::Dispatch(Connection& connection, std::string rest) {
+  if (handlers_.at_once) {
+    std::optional<std::string> answer = handlers_.at_once(connection.parser.head());
+    if (answer.has_value()) return BeginAnswer(connection, *std::move(answer));
+  }
+  if (executor_ == nullptr) return false;
   // Shared with the queue, which copies its tasks.
   const auto exchange =
       std::make_shared<Exchange>(std::move(connection.fd), std::move(connection.parser),
@@ -252,10 +268,25 @@ bool Server::Dispatch(Connection& connection, std::string rest) {
                 exchange->head());
 }
 
-// A response to a request that no thread has seen. A socket that has sent nothing takes it.
 bool Server::Refuse(Connection& connection, const Failure& failure, const RequestHead& head) {
-  const std::string response = handlers_.refuse(failure, head);
-  (void)!send(connection.fd.get(), response.data(), response.size(), MSG_NOSIGNAL);
+  return BeginAnswer(connection, handlers_.refuse(failure, head));
+}
+
+bool Server::BeginAnswer(Connection& connection, std::string answer) {
+  connection.answer = std::move(answer);
+  connection.sent = 0;
+  connection.state = State::kAnswering;
+  connection.deadline_ns = SteadyNow() + options_.answer_ns;
+  return Write(connection);
+}
+
+bool Server::Write(Connection& connection) {
+  while (connection.sent < connection.answer.size()) {
+    const ssize_t sent = send(connection.fd.get(), connection.answer.data() + connection.sent,
+                              connection.answer.size() - connection.sent, MSG_NOSIGNAL);
+    if (sent < 0) return TryAgain();
+    connection.sent += static_cast<size_t>(sent);
+  }
   return BeginHangUp(connection);
 }
 

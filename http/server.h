@@ -1,7 +1,8 @@
 // Serves HTTP/1.1 to clients of any kind: those that are silent, slow or endless hold no thread
 // that another one needs. One thread reads the heads of all requests; a request whose head has
-// arrived gets a thread of its own, which may then read the body and write the answer. Neighbours:
-// request_parser.h reads requests.
+// arrived gets a thread of its own, which may then read the body and write the answer; or it is
+// answered at once, by bytes that the one thread writes as the client takes them. Neighbours:
+// request_parser.h reads requests, status.h has the words of a status.
 //
 // One request a connection: each answer says `Connection: close`. No TLS, no compression.
 #pragma once
@@ -28,12 +29,14 @@ namespace withy::http {
 
 struct ServerOptions {
   Limits limits;
-  size_t threads = 64;       // requests that are answered at the same time
+  size_t threads = 64;       // requests that Handlers::answer works on at the same time
   size_t waiting = 64;       // those whose head has arrived and that wait for a thread
-  size_t connections = 256;  // those without a whole head, and those being closed
-  // Time-outs. From connection to the end of the head; without a byte of the body, and for all of
-  // it; until the client takes a piece of the answer; until it closes behind the answer.
+  size_t connections = 256;  // all others; for a new one the least promising is closed
+  // Time-outs. From connection to the end of the head; until all of an answer that was there at
+  // once is taken; without a byte of the body, and for all of it; until the client takes a piece of
+  // the answer; until it closes behind the answer.
   int64_t head_ns = 10 * kNanosPerSecond;
+  int64_t answer_ns = 5 * kNanosPerSecond;
   int64_t body_idle_ns = 10 * kNanosPerSecond;
   int64_t body_ns = 60 * kNanosPerSecond;
   int64_t write_ns = 10 * kNanosPerSecond;
@@ -73,6 +76,10 @@ class Exchange {
 };
 
 struct Handlers {
+  // The whole response to a request whose head is enough; nullopt: `answer` answers. Called by the
+  // thread that all clients share, so it returns soon. May be empty if `answer` is not, and the
+  // other way round.
+  std::function<std::optional<std::string>(const RequestHead&)> at_once;
   // Answers; called by one of many threads.
   std::function<void(Exchange&)> answer;
   // The whole response to a request that is not answered, as far as its head has arrived.
@@ -94,13 +101,16 @@ class Server {
   void Stop();
 
  private:
-  enum class State { kHangingUp, kReading };  // in the order in which they are closed for others
+  // In the order in which they are closed for others.
+  enum class State { kHangingUp, kReading, kAnswering };
   struct Connection {
     UniqueFd fd;
     State state = State::kReading;
     RequestParser parser;
     int64_t deadline_ns = 0;
     bool spoke = false;
+    std::string answer;
+    size_t sent = 0;
   };
 
   Server(UniqueFd listener, const ServerOptions& options, Handlers handlers);
@@ -114,6 +124,8 @@ class Server {
   bool Read(Connection& connection);
   bool Dispatch(Connection& connection, std::string rest);
   bool Refuse(Connection& connection, const Failure& failure, const RequestHead& head);
+  bool BeginAnswer(Connection& connection, std::string answer);
+  bool Write(Connection& connection);
   bool AwaitHangUp(Connection& connection);
   bool BeginHangUp(Connection& connection);
 
@@ -126,7 +138,7 @@ class Server {
   int64_t accept_again_ns_ = 0;          // the process had no descriptors left
   absl::Mutex mutex_;
   std::vector<UniqueFd> answered_ ABSL_GUARDED_BY(mutex_);  // to be closed
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> executor_;                      // null: everything is answered at once
   std::thread thread_;
 };
 

@@ -33,7 +33,7 @@ std::vector<prometheus::MetricFamily> Exporter::Collect() const {
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
-    std::vector<HttpPage> further, HttpLimits limits) {
+    std::vector<Page> further, const http::ServerOptions& options) {
   const std::string address(listen);
   WITHY_ASSIGN_OR_RETURN(UniqueFd socket, ListenTcp(address, "profiler.metrics_listen", kRemedy));
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
@@ -42,8 +42,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
                      [collectable = std::move(collectable)] {
                        return prometheus::TextSerializer().Serialize(collectable->Collect());
                      }});
-  WITHY_ASSIGN_OR_RETURN(server->listener_,
-                         HttpListener::Start(std::move(socket), std::move(further), limits));
+  WITHY_ASSIGN_OR_RETURN(server->pages_,
+                         ServePages(std::move(socket), std::move(further), options));
   return server;
 }
 

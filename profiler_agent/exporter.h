@@ -26,7 +26,7 @@
 
 #include "absl/status/statusor.h"
 #include "profiler_agent/agent.h"
-#include "profiler_agent/http_listener.h"
+#include "profiler_agent/pages.h"
 
 namespace withy::profiler_agent {
 
@@ -77,7 +77,7 @@ class Exporter final : public prometheus::Collectable {
 };
 
 // Serves GET /metrics, and further pages, over HTTP on its own thread until destruction;
-// http_listener.h documents its limits.
+// PageOptions() has its limits.
 class MetricsServer {
  public:
   // `listen` is HOST:PORT (port 0: any free one). Errors: INVALID_ARGUMENT (not HOST:PORT, or a
@@ -85,7 +85,7 @@ class MetricsServer {
   // UNAVAILABLE; each names the address and the remedy.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
-      std::vector<HttpPage> further = {}, HttpLimits limits = {});
+      std::vector<Page> further = {}, const http::ServerOptions& options = PageOptions());
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
@@ -96,7 +96,7 @@ class MetricsServer {
   MetricsServer() = default;
 
   std::string address_;
-  std::unique_ptr<HttpListener> listener_;
+  std::unique_ptr<http::Server> pages_;
 };
 
 }  // namespace withy::profiler_agent

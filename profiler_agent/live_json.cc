@@ -199,7 +199,7 @@ std::string LiveJson(const Agent& agent, double slo_objective) {
   return all.dump();
 }
 
-std::vector<HttpPage> LivePages(const Agent& agent, double slo_objective) {
+std::vector<Page> LivePages(const Agent& agent, double slo_objective) {
   return {{"/", "text/html; charset=utf-8", [] { return std::string(kLivePage); }},
           {"/live.json", "application/json",
            [&agent, slo_objective] { return LiveJson(agent, slo_objective); }}};

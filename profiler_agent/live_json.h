@@ -1,12 +1,12 @@
 // The live page and its data. Neighbours: live_page.html asks for the data once a second;
-// http_listener.h serves both. No text of any call is in it.
+// pages.h serves both. No text of any call is in it.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "profiler_agent/agent.h"
-#include "profiler_agent/http_listener.h"
+#include "profiler_agent/pages.h"
 
 namespace withy::profiler_agent {
 
@@ -26,7 +26,7 @@ namespace withy::profiler_agent {
 std::string LiveJson(const Agent& agent, double slo_objective);
 
 // The page at "/" and its data at "/live.json". `agent` is borrowed.
-std::vector<HttpPage> LivePages(const Agent& agent, double slo_objective);
+std::vector<Page> LivePages(const Agent& agent, double slo_objective);
 
 extern const char kLivePage[];  // live_page.html
 

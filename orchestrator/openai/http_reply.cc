@@ -5,43 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
+#include "http/status.h"
 #include "orchestrator/openai/openai_error.h"
 #include "rpc/status.h"
 
 namespace withy::orchestrator {
-namespace {
-
-absl::string_view ReasonOf(int status) {
-  static constexpr std::pair<int, absl::string_view> kReasons[] = {
-      {200, "OK"},
-      {204, "No Content"},
-      {400, "Bad Request"},
-      {401, "Unauthorized"},
-      {403, "Forbidden"},
-      {404, "Not Found"},
-      {405, "Method Not Allowed"},
-      {408, "Request Timeout"},
-      {409, "Conflict"},
-      {412, "Precondition Failed"},
-      {413, "Content Too Large"},
-      {417, "Expectation Failed"},
-      {429, "Too Many Requests"},
-      {431, "Request Header Fields Too Large"},
-      {501, "Not Implemented"},
-      {503, "Service Unavailable"},
-      {504, "Gateway Timeout"},
-      {505, "HTTP Version Not Supported"}};
-  for (const auto& [number, reason] : kReasons) {
-    if (number == status) return reason;
-  }
-  return status < 500 ? "Error" : "Server Error";
-}
-
-}  // namespace
-
 std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
                          std::string_view headers) {
-  std::string response = absl::StrCat("HTTP/1.1 ", status, " ", ReasonOf(status), "\r\n");
+  std::string response =
+      absl::StrCat("HTTP/1.1 ", status, " ", ToAbsl(http::ReasonOf(status)), "\r\n");
   if (status != 204) {
     absl::StrAppend(&response, "Content-Type: application/json\r\nContent-Length: ", body.size(),
                     "\r\n");
