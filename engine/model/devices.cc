@@ -93,33 +93,24 @@ std::string DecideDense(const ModelOptions& options, cuda::CudaExecutor* executo
   return absl::StrCat("prompts without cuBLAS: ", used.status().message());
 }
 
-// An executor on a GPU; `name` becomes what the GPU is called.
-absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
-    const Device& device, const PackedFile& file, const ModelFacts& facts,
-    const ModelOptions& options,
-    const std::function<void(int32_t layer, std::span<const float> hidden)>& tap,
-    WeightStream* stream, std::string* name) {
-  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Gpu> gpu, OpenGpu(device, options));
-  *name = gpu->description();
-  cuda::ExecutorOptions of_gpu;
-  if (gpu->has_times()) {
-    WITHY_RETURN_IF_ERROR(CheckGpu(*gpu).status());
+absl::StatusOr<OpenedDevice> OpenChecked(const Device& device, const ModelOptions& options) {
+  OpenedDevice opened;
+  WITHY_ASSIGN_OR_RETURN(opened.gpu, OpenGpu(device, options));
+  cuda::Gpu& gpu = *opened.gpu;
+  if (gpu.has_times()) {
+    WITHY_RETURN_IF_ERROR(CheckGpu(gpu).status());
     WITHY_ASSIGN_OR_RETURN(const std::vector<cuda::WayResult> memory,
-                           cuda::MeasureMemory(*gpu, /*all=*/false));
+                           cuda::MeasureMemory(gpu, /*all=*/false));
     WITHY_RETURN_IF_ERROR(cuda::CheckMemory(memory));
-    of_gpu.weights = cuda::WayForWeights(memory);
+    opened.of_gpu.weights = cuda::WayForWeights(memory);
   }
   if (options.matrix_unit_rows > 0) {
-    of_gpu.mma_rows = options.matrix_unit_rows;
-  } else if (gpu->has_times()) {
-    WITHY_ASSIGN_OR_RETURN(of_gpu.mma_rows,
-                           cuda::MeasureMmaRows(*gpu, [] { return Clock::Real().SteadyNanos(); }));
+    opened.of_gpu.mma_rows = options.matrix_unit_rows;
+  } else if (gpu.has_times()) {
+    WITHY_ASSIGN_OR_RETURN(opened.of_gpu.mma_rows,
+                           cuda::MeasureMmaRows(gpu, [] { return Clock::Real().SteadyNanos(); }));
   }
-  WITHY_ASSIGN_OR_RETURN(auto executor,
-                         cuda::CudaExecutor::Create(std::move(gpu), file, facts, tap, stream,
-                                                    options.kernel_observer, of_gpu));
-  absl::StrAppend(name, "; ", DecideDense(options, executor.get()));
-  return executor;
+  return opened;
 }
 
 void Tell(const ModelOptions& options, const std::string& line) {
@@ -139,23 +130,39 @@ absl::StatusOr<int> CheckDevice(const ModelOptions& options) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+absl::StatusOr<OpenedDevice> OpenDevice(const ModelOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(const Device device, ParseDevice(options.device));
+  if (device.kind == Device::Kind::kCpu) return OpenedDevice{};
+  absl::StatusOr<OpenedDevice> opened = OpenChecked(device, options);
+  if (opened.ok()) return opened;
+  if (device.kind != Device::Kind::kAuto) {
+    return Annotate(opened.status(), absl::StrCat("device \"", options.device, "\""));
+  }
+  Tell(options, absl::StrCat("the model is computed on the CPU: ", opened.status().message()));
+  return OpenedDevice{};
+}
+
 absl::StatusOr<std::unique_ptr<Executor>> ChooseExecutor(
-    const PackedFile& file, const ModelFacts& facts, const ModelOptions& options,
+    OpenedDevice device, const PackedFile& file, const ModelFacts& facts,
+    const ModelOptions& options,
     const std::function<void(int32_t layer, std::span<const float> hidden)>& tap,
-    WeightStream* stream) {
+    WeightStream* stream, bool* on_gpu) {
   WITHY_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.target));
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
-  WITHY_ASSIGN_OR_RETURN(const Device device, ParseDevice(options.device));
-  if (device.kind != Device::Kind::kCpu) {
-    std::string name;
-    auto executor = OnGpu(device, file, facts, options, tap, stream, &name);
+  *on_gpu = device.gpu != nullptr;
+  if (*on_gpu) {
+    const std::string name(device.gpu->description());
+    auto executor = cuda::CudaExecutor::Create(std::move(device.gpu), file, facts, tap, stream,
+                                               options.kernel_observer, device.of_gpu);
     if (executor.ok()) {
-      Tell(options, absl::StrCat("the model is computed on ", name));
+      Tell(options, absl::StrCat("the model is computed on ", name, "; ",
+                                 DecideDense(options, executor->get())));
       return executor;
     }
-    if (device.kind != Device::Kind::kAuto) {
+    if (options.device != "auto") {
       return Annotate(executor.status(), absl::StrCat("device \"", options.device, "\""));
     }
+    *on_gpu = false;
     Tell(options, absl::StrCat("the model is computed on the CPU: ", executor.status().message()));
   }
   return std::make_unique<CpuExecutor>(file, facts, *kernels, threads, tap, stream,

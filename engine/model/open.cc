@@ -57,19 +57,21 @@ absl::StatusOr<std::unique_ptr<Model>> OpenPacked(const std::string& path,
                                                   const ModelOptions& options) {
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file,
                          PackedFile::Open(packed, PackedFile::Verify::kHead));
+  WITHY_ASSIGN_OR_RETURN(OpenedDevice device, OpenDevice(options));
   if (options.weight_budget_bytes > 0) {
     WITHY_RETURN_IF_ERROR(CheckBudget(options.weight_budget_bytes));
     for (const std::string& read : {path, packed}) DropFromCache(read);
-    return PackedModel::Open(std::move(file), options);
+    return PackedModel::Open(std::move(file), std::move(device), options);
   }
   using Place = ModelOptions::WeightPlace;
-  if (options.weight_place == Place::kCopied ||
-      (options.weight_place == Place::kAuto && RoomForCopy(file->data_bytes()))) {
+  // A GPU gets a copy of its own; another one beside it would take a board's memory twice.
+  const bool copies = options.weight_place == Place::kAuto && device.gpu == nullptr;
+  if (options.weight_place == Place::kCopied || (copies && RoomForCopy(file->data_bytes()))) {
     WITHY_RETURN_IF_ERROR(file->MoveToMemory());
   } else {
     WITHY_RETURN_IF_ERROR(CheckPackedOnce(packed, CheckedMemoPath(path, options.cache_dir)));
   }
-  return PackedModel::Open(std::move(file), options);
+  return PackedModel::Open(std::move(file), std::move(device), options);
 }
 
 }  // namespace
@@ -90,7 +92,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
                                                    const ModelOptions& options) {
   if (options.max_piece_rows < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("max_piece_rows is ", options.max_piece_rows, "; it must be at least 1, or 0 for what the device computes at once"));
+        absl::StrCat("max_piece_rows is ", options.max_piece_rows,
+                     "; it must be at least 1, or 0 for what the device computes at once"));
   }
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
   if (PackedFile::LooksPacked(path)) return OpenPacked(path, path, options);

@@ -43,12 +43,16 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts,
       info_(DescribeModel(*file_, facts_)) {}
 
 absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedFile> file,
+                                                         OpenedDevice device,
                                                          const ModelOptions& options) {
   WITHY_ASSIGN_OR_RETURN(ModelFacts facts, ReadFacts(*file, options.levels));
   std::unique_ptr<PackedModel> model(new PackedModel(std::move(file), std::move(facts), options));
   WITHY_RETURN_IF_ERROR(model->PlaceWeights(options));
-  WITHY_ASSIGN_OR_RETURN(model->executor_, ChooseExecutor(*model->file_, model->facts_, options,
-                                                          model->layer_tap_, model->stream_.get()));
+  bool on_gpu = false;
+  WITHY_ASSIGN_OR_RETURN(model->executor_,
+                         ChooseExecutor(std::move(device), *model->file_, model->facts_, options,
+                                        model->layer_tap_, model->stream_.get(), &on_gpu));
+  if (on_gpu && model->stream_ == nullptr) model->file_->ForgetData();  // the GPU has the weights
   if (model->max_piece_rows_ == 0) {
     const int32_t rows = model->executor_->piece_rows();
     model->max_piece_rows_ = model->stream_ == nullptr ? rows : std::min(rows, kStreamedPieceRows);

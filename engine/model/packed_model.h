@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/model/devices.h"
 #include "engine/model/executor.h"
 #include "engine/model/facts.h"
 #include "engine/model/model.h"
@@ -18,6 +19,7 @@ class PackedModel : public Model {
  public:
   // With a weight budget it also places the weights. Errors: as Model::Open.
   static absl::StatusOr<std::unique_ptr<Model>> Open(std::unique_ptr<PackedFile> file,
+                                                     OpenedDevice device,
                                                      const ModelOptions& options);
 
   const ModelInfo& info() const override { return info_; }
