@@ -2,7 +2,8 @@
 // inputs in F16, row by row, and what a product does with its sums. Included by kernels-inl.cuh.
 namespace withy::engine::WITHY_GPU {
 
-constexpr int kDenseStrips = 8;  // that a warp finishes of a row
+constexpr int kDenseStrips = 16;  // that a warp finishes of a row
+constexpr int kDenseSplits = 2;   // thread blocks that share a tile of weights
 constexpr int kDenseSharedFloats = kThreads / 32 * 16;
 
 // A power of two and its inverse, both without rounding.
@@ -138,13 +139,17 @@ WITHY_DEVICE Words4 FloatsToHalves(const float (&f)[8], float scale) {
   return v;
 }
 
+// Warps of all thread blocks that convert a tile.
+constexpr int kTileWarps = kDenseSplits * kThreads / 32;
+WITHY_DEVICE int TileWarp() { return BlockY() * (kThreads / 32) + ThreadX() / 32; }
+
 template <WeightType kType>
 WITHY_DEVICE void QuantisedTile(const Matrix& w, const DenseTile& at, const Scale (&scale)[2],
                                 uint16_t* to) {
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int64_t inputs = int64_t{at.blocks} * 32;
-  for (int group = ThreadX() / 32; group * kGroupBlocks < at.blocks; group += kThreads / 32) {
+  for (int group = TileWarp(); group * kGroupBlocks < at.blocks; group += kTileWarps) {
     uint32_t a[kGroupBlocks][4];
     LoadWeights<kType>(w, at.tile, group, a);
     const int64_t meta = (int64_t{at.tile} * w.groups + group) * 8 + g;
@@ -182,7 +187,7 @@ WITHY_DEVICE void FloatTile(const Matrix& w, const DenseTile& at, const Scale (&
   const int lane = ThreadX() % 32;
   const int64_t inputs = int64_t{at.blocks} * 32;
 #pragma unroll 4
-  for (int block = ThreadX() / 32; block < at.blocks; block += kThreads / 32) {
+  for (int block = TileWarp(); block < at.blocks; block += kTileWarps) {
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
       const int64_t part = (int64_t{at.tile} * w.blocks + block) * 2 + high;
@@ -210,7 +215,7 @@ WITHY_DEVICE void ConvertTile(const Matrix& w, const DenseTile& at, const DenseA
     scale[0] = HalfScale(max[0]);
     scale[1] = HalfScale(max[1]);
   }
-  if (ThreadX() < 32 && ThreadX() % 4 == 0) {
+  if (TileWarp() == 0 && ThreadX() % 4 == 0) {
     const int64_t column = at.column + ThreadX() / 4;
     Store(args.weight_factors + column, scale[0].inverse);
     Store(args.weight_factors + column + 8, scale[1].inverse);
@@ -226,11 +231,13 @@ WITHY_DEVICE void ConvertTile(const Matrix& w, const DenseTile& at, const DenseA
 WITHY_DEVICE void ZeroTile(const DenseTile& at, const DenseArgs& args) {
   const int words = at.blocks * 4;  // of 16 bytes, a column
   auto* to = reinterpret_cast<Words4*>(args.weights) + at.column * words;
-  for (int i = ThreadX(); i < 16 * words; i += kThreads) Store(to + i, Words4{});
-  if (ThreadX() < 16) Store(args.weight_factors + at.column + ThreadX(), 0.0f);
+  for (int i = BlockY() * kThreads + ThreadX(); i < 16 * words; i += kDenseSplits * kThreads) {
+    Store(to + i, Words4{});
+  }
+  if (BlockY() == 0 && ThreadX() < 16) Store(args.weight_factors + at.column + ThreadX(), 0.0f);
 }
 
-// Grid [tiles of all strips].
+// Grid [tiles of all strips, kDenseSplits].
 WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseWeightsKernel(DenseArgs args) {
   const int tiles = kStripTiles * (args.fused ? 2 : 1);
   const int strip = args.first_strip + BlockX() / tiles;
@@ -342,7 +349,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseInputsKernel(DenseArgs args) {
   if (ThreadX() == 0) Store(args.input_factors + row, scale.inverse);
 }
 
-// A warp finishes some strips of a row as a product kernel does; grid [rows by 8, strips by 8].
+// A warp finishes some strips of a row as a product kernel does; grid [rows by 8, strips by
+// kDenseStrips].
 template <bool kFused>
 WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseFinishKernel(DenseArgs args) {
   const int row = BlockX() * (kThreads / 32) + ThreadX() / 32;

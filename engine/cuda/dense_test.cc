@@ -1,9 +1,11 @@
 // Prompts multiplied as F16 matrices, in the runner: against the exact kernels over weight types,
 // levels and shapes; which rows are computed so; and what happens where cuBLAS is missing or
 // broken.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +16,10 @@
 #include "engine/cuda/dense_rows.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/cuda/self_check.h"
+#include "engine/model/facts.h"
+#include "engine/model/row_plan.h"
 #include "engine/model/testing.h"
+#include "engine/weights/packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -187,6 +192,65 @@ TEST_F(DenseTest, RowsBesideALongPromptAreExact) {
   }
   EXPECT_EQ(logits[1], logits[0]);
   EXPECT_EQ(logits[2], logits[0]);
+}
+
+// Rows of random batches are cut as dense_rows.h says, and into no more runs than it expects.
+TEST_F(DenseTest, RowsAreCutByTheirOwnContexts) {
+  SynthShape shape = TinyShape();
+  shape.levels = {40, 70};
+  ThreadPool pool(1);
+  const auto packed = EnsurePacked(WriteTiny(folder_, shape, GgmlType::kQ8_0), folder_.path(), pool,
+                                   /*progress=*/{});
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const auto file = PackedFile::Open(*packed);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto facts = ReadFacts(**file, {});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  const std::vector<int32_t> ancestors = {3};
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto below = [&random](size_t n) { return static_cast<int32_t>(random() % n); };
+    std::vector<Row> rows;
+    const int32_t contexts = 1 + below(4);
+    for (int32_t i = 1 + below(60); i > 0; --i) {
+      const bool goes_on = !rows.empty() && below(4) > 0;
+      rows.push_back({.position = 4 + i,
+                      .slot = 4 + i,
+                      .context = goes_on ? rows.back().context : below(4) % contexts,
+                      .level = goes_on ? rows.back().level : below(3),
+                      .want_logits = below(3) == 0});
+      if (below(6) == 0) rows.back().ancestor_slots = ancestors;
+    }
+    RowPlan plan;
+    plan.Plan({.rows = rows}, *facts, 0, static_cast<int32_t>(rows.size()), 0);
+    std::vector<int32_t> all;
+    for (int32_t i = 0; i < plan.count(); ++i) all.push_back(i);
+    std::vector<int32_t> by_logits(plan.wanted().begin(), plan.wanted().end());
+    std::sort(by_logits.begin(), by_logits.end(), [&plan](int32_t a, int32_t b) {
+      return plan.row(a).logits_row < plan.row(b).logits_row;
+    });
+    const size_t most = cuda::MostRuns(plan);
+    const int32_t least = 1 + below(20);
+    for (const std::span<const int32_t> some :
+         {std::span<const int32_t>(all), plan.wanted(), std::span<const int32_t>(by_logits)}) {
+      const std::vector<cuda::RowRun> runs = cuda::SplitRows(plan, some, least);
+      EXPECT_LE(runs.size(), most);
+      size_t at = 0;
+      for (const cuda::RowRun& run : runs) {
+        EXPECT_EQ(run.first, static_cast<int>(at));
+        for (int i = 0; i < run.rows; ++i) {
+          const Row& row = *plan.row(some[at++]).row;
+          const auto alike = std::count_if(some.begin(), some.end(), [&](int32_t other) {
+            const Row& beside = *plan.row(other).row;
+            return beside.context == row.context && beside.ancestor_slots.empty();
+          });
+          EXPECT_EQ(run.dense, row.ancestor_slots.empty() && alike >= least);
+        }
+      }
+      EXPECT_EQ(at, some.size());
+    }
+  }
 }
 
 // The kernels neither race nor leave their memory, whatever runs first.

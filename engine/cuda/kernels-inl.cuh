@@ -77,7 +77,7 @@ inline void Merge(void* stream, const AttendArgs& args) {
 
 inline void DenseWeights(void* stream, const DenseArgs& args) {
   Launch("dense_weights", DenseWeightsKernel,
-         {args.strips * kStripTiles * (args.fused ? 2 : 1), 1, 1}, kThreads,
+         {args.strips * kStripTiles * (args.fused ? 2 : 1), kDenseSplits, 1}, kThreads,
          sizeof(float) * kDenseSharedFloats, stream, args);
 }
 

@@ -237,7 +237,7 @@ class Model {
   // Name of the kernel target in use. Logits are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
-  // Rows of a prompt that a pass computes at once: larger passes do not make a row cheaper.
+  // Rows of a prompt from which on a larger pass does not make a row cheaper. Any thread.
   virtual int32_t piece_rows() const = 0;
   // Binds the calling thread and the model's own threads to a core each, if the process may use
   // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
