@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "base/strings.h"
 #include "cli/command.h"
@@ -20,12 +21,25 @@ namespace {
 
 constexpr int32_t kMaxGpus = 64;
 
+// How the GPU computes long prompts.
+std::string Prompts(engine::cuda::Gpu& gpu) {
+  const auto now = [] { return Clock::Real().SteadyNanos(); };
+  const auto choice = engine::cuda::ChooseDense(gpu, 0, now);
+  if (!choice.ok()) return absl::StrCat("prompts without cuBLAS: ", choice.status().message());
+  const auto rate = engine::cuda::MeasureMatrixRate(gpu, *choice->math, now);
+  return absl::StrCat(
+      "prompts of ", choice->least_rows, " rows and more by ", ToAbsl(choice->math->description()),
+      rate.ok() ? absl::StrFormat(", %.1f TFLOP/s in 16 bits", *rate / 1e12)
+                : absl::StrCat(", whose rate is unknown: ", rate.status().message()));
+}
+
 // The row of a GPU that opened, which means that its self-check passed.
 std::vector<std::string> GpuRow(int32_t index, engine::cuda::Gpu& gpu) {
   const auto rows = engine::cuda::MeasureMmaRows(gpu, [] { return Clock::Real().SteadyNanos(); });
-  return {absl::StrCat("cuda:", index), Printable(gpu.description()),
-          rows.ok() ? absl::StrCat("self-check passed; matrix units from ", *rows, " rows on")
-                    : Printable(ToStd(rows.status().message()))};
+  const std::string state = rows.ok() ? absl::StrCat("self-check passed; matrix units from ", *rows,
+                                                     " rows on; ", Prompts(gpu))
+                                      : std::string(rows.status().message());
+  return {absl::StrCat("cuda:", index), Printable(gpu.description()), Printable(state)};
 }
 
 int RunDevice(const Args&) {
