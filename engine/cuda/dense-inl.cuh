@@ -113,10 +113,11 @@ WITHY_DEVICE int PairQuads(uint32_t* first, uint32_t* second) {
   return odd ? t + 3 : t;
 }
 
+// Byte i of a word. Bytes become the low bits of 2^23: conversion instructions are slower.
 template <bool kSigned>
 WITHY_DEVICE float ByteFloat(uint32_t word, int i) {
-  const uint32_t byte = word >> (8 * i) & 255u;
-  return kSigned ? static_cast<float>(static_cast<int8_t>(byte)) : static_cast<float>(byte);
+  const uint32_t byte = (kSigned ? word ^ 0x80808080u : word) >> (8 * i) & 255u;
+  return BitsFloat(static_cast<int32_t>(0x4b000000u | byte)) - (kSigned ? 8388736.0f : 8388608.0f);
 }
 
 // Eight bytes q as the halves q * scale + add.
@@ -242,8 +243,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseWeightsKernel(DenseArgs args) {
   const int tiles = kStripTiles * (args.fused ? 2 : 1);
   const int strip = args.first_strip + BlockX() / tiles;
   const Product& p = ProductOf(args, strip);
-  const int part = BlockX() % tiles;  // gate's tiles, then up's
-  const Matrix& w = part < kStripTiles ? p.w : p.up;
+  const int part = BlockX() % tiles;                 // gate's tiles, then up's
+  const Matrix w = part < kStripTiles ? p.w : p.up;  // a copy: stores could change what is behind p
   const DenseTile at = {(strip - p.first_strip) * kStripTiles + part % kStripTiles,
                         int64_t{BlockX()} * 16, args.blocks};
   if (at.tile >= w.tiles) return ZeroTile(at, args);
@@ -345,7 +346,7 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseInputsKernel(DenseArgs args) {
   const Scale scale =
       args.from_floats
           ? FloatRow(p.x.floats + int64_t{from} * p.x.groups * kGroupInputs, own, args.blocks, to)
-          : QuantRow(p.x, from, own, args.blocks, to);
+          : QuantRow(Inputs(p.x), from, own, args.blocks, to);
   if (ThreadX() == 0) Store(args.input_factors + row, scale.inverse);
 }
 
