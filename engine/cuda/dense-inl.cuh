@@ -65,6 +65,7 @@ WITHY_DEVICE void FindTileMax(const Matrix& w, const DenseTile& at, float (&of_r
     const auto* scales =
         reinterpret_cast<const Words4*>(w.scales) + int64_t{at.tile} * w.groups * 8;
     const auto* mins = reinterpret_cast<const Words4*>(w.mins) + int64_t{at.tile} * w.groups * 8;
+#pragma unroll 1
     for (int i = ThreadX(); i / 8 * kGroupBlocks < at.blocks; i += kThreads) {
       const Words4 scale = LoadConst(scales + i);
       Words4 min = {};
@@ -79,6 +80,7 @@ WITHY_DEVICE void FindTileMax(const Matrix& w, const DenseTile& at, float (&of_r
     ShareTileMax(low, high, of_rows);
   } else {
     const int lane = ThreadX() % 32;
+#pragma unroll 2
     for (int block = ThreadX() / 32; block < at.blocks; block += kThreads / 32) {
       const int64_t part = (int64_t{at.tile} * w.blocks + block) * 2;
       float f[2][8];
@@ -187,7 +189,11 @@ WITHY_DEVICE void FloatTile(const Matrix& w, const DenseTile& at, const Scale (&
                             uint16_t* to) {
   const int lane = ThreadX() % 32;
   const int64_t inputs = int64_t{at.blocks} * 32;
-#pragma unroll 4
+  // Loads of 128 bits in flight, eight at most: more take registers that other warps need.
+  [[maybe_unused]] constexpr int kAtOnce = kType == WeightType::kF16    ? 4
+                                           : kType == WeightType::kBf16 ? 2
+                                                                        : 1;
+#pragma unroll kAtOnce
   for (int block = TileWarp(); block < at.blocks; block += kTileWarps) {
 #pragma unroll
     for (int high = 0; high < 2; ++high) {

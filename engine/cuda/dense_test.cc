@@ -194,6 +194,26 @@ TEST_F(DenseTest, RowsBesideALongPromptAreExact) {
   EXPECT_EQ(logits[2], logits[0]);
 }
 
+// Streamed weights give the bits of resident ones: a level's matrices are there as far as it needs.
+TEST_F(DenseTest, StreamedWeightsGiveTheSameBits) {
+  SynthShape shape = TinyShape();
+  shape.layers = 6;
+  shape.levels = {30};
+  const std::string path = WriteTiny(folder_, shape, GgmlType::kQ8_0);
+  const OnRunner resident = Open(path, kLongPrompt);
+  ModelOptions options;
+  options.weight_budget_bytes = static_cast<uint64_t>(resident.model->info().weight_bytes) * 9 / 10;
+  const OnRunner streamed = Open(path, kLongPrompt, options);
+  ASSERT_TRUE(streamed.model->weight_stats().streams());
+  std::vector<Row> rows = PlainRows(SomeTokens(20, shape.vocab_size));
+  for (const int32_t level : {0, 1}) {
+    for (Row& row : rows) row.level = level;
+    EXPECT_EQ(RunRows(*streamed.model, ScratchKv(streamed.model->info(), 32), rows),
+              RunRows(*resident.model, ScratchKv(resident.model->info(), 32), rows));
+    EXPECT_GT(streamed.Products(), 0);
+  }
+}
+
 // Rows of random batches are cut as dense_rows.h says, and into no more runs than it expects.
 TEST_F(DenseTest, RowsAreCutByTheirOwnContexts) {
   SynthShape shape = TinyShape();
