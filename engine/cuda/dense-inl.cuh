@@ -282,32 +282,28 @@ WITHY_DEVICE float BlockMax(float v) {
   return max;
 }
 
-WITHY_DEVICE void LoadEight(const float* from, float (&f)[8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Words4 v = LoadConst(reinterpret_cast<const Words4*>(from) + half);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) f[half * 4 + i] = BitsFloat(static_cast<int32_t>(v.w[i]));
-  }
-}
-
-// A row of floats; inputs from block `own` on are zero.
+// A row of floats, four a thread, so that a warp's loads and stores follow each other in memory;
+// inputs from block `own` on are zero.
 WITHY_DEVICE Scale FloatRow(const float* from, int own, int blocks, uint16_t* to) {
+  const auto* fours = reinterpret_cast<const Words4*>(from);
+  const auto value = [](const Words4& v, int i) { return BitsFloat(static_cast<int32_t>(v.w[i])); };
   float max = 0.0f;
-  float f[8];
-  for (int i = ThreadX(); i < own * 4; i += kThreads) {
-    LoadEight(from + i * 8, f);
+  for (int i = ThreadX(); i < own * 8; i += kThreads) {
+    const Words4 v = LoadConst(fours + i);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) max = Max(Abs(f[j]), max);
+    for (int j = 0; j < 4; ++j) max = Max(Abs(value(v, j)), max);
   }
   const Scale scale = HalfScale(BlockMax(max));
-  for (int i = ThreadX(); i < blocks * 4; i += kThreads) {
-    Words4 v = {};
-    if (i < own * 4) {
-      LoadEight(from + i * 8, f);
-      v = FloatsToHalves(f, scale.scale);
+  for (int i = ThreadX(); i < blocks * 8; i += kThreads) {
+    Words2 halves = {};
+    if (i < own * 8) {
+      const Words4 v = LoadConst(fours + i);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        halves.w[j] = HalfPair(value(v, 2 * j) * scale.scale, value(v, 2 * j + 1) * scale.scale);
+      }
     }
-    Store(reinterpret_cast<Words4*>(to) + i, v);
+    Store(reinterpret_cast<Words2*>(to) + i, halves);
   }
   return scale;
 }

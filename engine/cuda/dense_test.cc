@@ -301,6 +301,30 @@ TEST_F(DenseTest, KernelsAreRightInEveryOrder) {
   }
 }
 
+// The conversions move little more than they ask for, most of it in accesses of 16 bytes a lane.
+TEST_F(DenseTest, ConversionsUseWholeSectors) {
+  SynthShape shape = TinyShape();
+  shape.layers = 1;
+  shape.d_model = shape.d_ff = 512;
+  for (const char* name : {"q8_0", "q4_0", "f16"}) {
+    const std::string path = WriteTiny(folder_, shape, *FindSynthType(name), std::string(name));
+    const OnRunner on = Open(path, kLongPrompt, {}, {.counts = true});
+    on.gpu->runner().watch().ClearCounts();
+    RunRows(*on.model, ScratchKv(on.model->info(), 32),
+            PlainRows(SomeTokens(20, shape.vocab_size)));
+    const auto& counts = on.gpu->runner().watch().counts();
+    for (const char* kernel : {"dense_weights", "dense_inputs"}) {
+      const on_cpu::KernelCounts& of = counts.at(kernel);
+      EXPECT_GE(static_cast<double>(of.load_bytes + of.store_bytes),
+                0.93 * 32 * static_cast<double>(of.sectors))
+          << kernel << ", " << name;
+      EXPECT_GE(static_cast<double>(of.wide_requests), 0.4 * static_cast<double>(of.requests))
+          << kernel << ", " << name;
+      EXPECT_LE(of.shared_passes, of.shared_requests) << kernel << ", " << name;
+    }
+  }
+}
+
 // KV of prompts that may have been multiplied as matrices has another target, and only that.
 TEST_F(DenseTest, TheTargetSaysWhetherPromptsMayBeInexact) {
   const std::string path = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
