@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/clock.h"
 #include "base/strings.h"
 #include "cli/command.h"
 #include "cli/device_report.h"
@@ -19,6 +21,18 @@ namespace {
 
 constexpr int32_t kMaxGpus = 64;
 
+// How the GPU computes long prompts.
+std::string Prompts(engine::cuda::Gpu& gpu) {
+  const auto now = [] { return Clock::Real().SteadyNanos(); };
+  const auto choice = engine::cuda::ChooseDense(gpu, 0, now);
+  if (!choice.ok()) return absl::StrCat("prompts without cuBLAS: ", choice.status().message());
+  const auto rate = engine::cuda::MeasureMatrixRate(gpu, *choice->math, now);
+  return absl::StrCat(
+      "prompts of ", choice->least_rows, " rows and more by ", ToAbsl(choice->math->description()),
+      rate.ok() ? absl::StrFormat(", %.1f TFLOP/s in 16 bits", *rate / 1e12)
+                : absl::StrCat(", whose rate is unknown: ", rate.status().message()));
+}
+
 int RunDevice(const Args&) {
   std::vector<std::vector<std::string>> rows = {{"DEVICE", "WHAT", "STATE"}};
   rows.push_back({"cpu", absl::StrCat(engine::DefaultKernels().name, " kernels"),
@@ -29,6 +43,7 @@ int RunDevice(const Args&) {
       for (const GpuFact& fact : ReportGpu(**gpu)) {
         rows.push_back({absl::StrCat("cuda:", index), fact.what, fact.state});
       }
+      rows.push_back({absl::StrCat("cuda:", index), "prompts", Printable(Prompts(**gpu))});
       continue;
     }
     if (index == 0 || !absl::IsNotFound(gpu.status())) {

@@ -34,12 +34,12 @@
 namespace withy::draft_worker {
 namespace {
 
-// Rows per prefill piece of at most `piece_ms`.
-int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms) {
+// Rows per prefill piece of at most `piece_ms`. `useful`: as Model::piece_rows.
+int32_t PieceRows(const engine::StepCost& cost, uint32_t piece_ms, int32_t useful) {
   constexpr double kMinRows = 8;
   constexpr double kMaxRows = 256;
   const double rows = piece_ms * 1e3 / std::max(cost.prefill_us_per_token, 0.001);
-  return static_cast<int32_t>(std::clamp(rows, kMinRows, kMaxRows));
+  return static_cast<int32_t>(std::clamp(rows, kMinRows, std::max<double>(kMaxRows, useful)));
 }
 
 // Kernel spans of a small model come fast, and the agent reads them every profiler.poll_ms.
@@ -152,7 +152,8 @@ class DraftWorker final : public rpc::Process {
     answerer_ = std::make_unique<Answerer>(
         *model_,
         Answerer::Options{.queue_limit = draft.queue_limit(),
-                          .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms())},
+                          .piece_rows = PieceRows(cost.step, draft.prefill_piece_ms(),
+                                                  model_->bundle.model->piece_rows())},
         Clock::Real(), *recorder_);
     absl::StatusOr<ComputeBaton> baton = ComputeBaton::Open(ComputeBaton::PathIn(config.run_dir()));
     if (baton.ok()) {

@@ -249,6 +249,7 @@ class ModelWorker final : public rpc::Process {
                             .namer = *namer_,
                             .window = model_->window,
                             .draft_slots = static_cast<int32_t>(config.model().tree_rows()),
+                            .prompt_rows = model_->bundle.model->piece_rows(),
                             .recorder = recorder_.get()});
     WITHY_ASSIGN_OR_RETURN(std::vector<serving::Identity> public_chunks,
                            FindPublicChunks(config, *env_));

@@ -212,8 +212,9 @@ inline constexpr double kStallsThatCount = 1.15;
 // Share of a step under way from which its own speed tells how long it still takes. Share.
 // Unrecorded. Test: step_plan_test.
 inline constexpr double kDoneThatTells = 0.1;
-// Rows of prompts in a step without answers: the kernels' efficiency does not grow beyond. Rows.
-// Measured: smaller pieces cost up to 1.5 times as much a row (ARCHITECTURE.md, A call).
+// Rows of prompts in a step without answers on a CPU, whose kernels' efficiency does not grow
+// beyond. Other devices say their own (engine Model::piece_rows). Rows. Measured: smaller pieces
+// cost up to 1.5 times as much a row (ARCHITECTURE.md, A call).
 inline constexpr int32_t kRowsWithoutAnswers = 128;
 // Fewer rows of prompts are not worth a place beside answers. Rows. Unrecorded. Test:
 // PromptRowsBesideAnswersTest.

@@ -41,6 +41,16 @@ TEST(WireTest, WhatACallLeavesOutIsTheDefault) {
   EXPECT_EQ(RequestFromWire(Asking("hi"), defaults, 9, 8192)->max_tokens, 256) << "raw text";
 }
 
+TEST(WireTest, AModelIsOpenedAsConfigured) {
+  v1::ModelConfig config;
+  EXPECT_EQ(OptionsFromWire(config, "/state").model.device, "auto");
+  EXPECT_FALSE(OptionsFromWire(config, "/state").model.exact_prefill);
+  config.set_device("cuda:1");
+  config.set_cuda_exact_prefill(true);
+  EXPECT_EQ(OptionsFromWire(config, "/state").model.device, "cuda:1");
+  EXPECT_TRUE(OptionsFromWire(config, "/state").model.exact_prefill);
+}
+
 TEST(WireTest, ATemperatureOfZeroIsGreedy) {
   v1::RunRequest wire = AskingAsUser("hi");
   wire.mutable_sampling()->set_temperature(0);

@@ -2,7 +2,8 @@
 // inputs in F16, row by row, and what a product does with its sums. Included by kernels-inl.cuh.
 namespace withy::engine::WITHY_GPU {
 
-constexpr int kDenseStrips = 8;  // that a warp finishes of a row
+constexpr int kDenseStrips = 16;  // that a warp finishes of a row
+constexpr int kDenseSplits = 2;   // thread blocks that share a tile of weights
 constexpr int kDenseSharedFloats = kThreads / 32 * 16;
 
 // A power of two and its inverse, both without rounding.
@@ -64,6 +65,7 @@ WITHY_DEVICE void FindTileMax(const Matrix& w, const DenseTile& at, float (&of_r
     const auto* scales =
         reinterpret_cast<const Words4*>(w.scales) + int64_t{at.tile} * w.groups * 8;
     const auto* mins = reinterpret_cast<const Words4*>(w.mins) + int64_t{at.tile} * w.groups * 8;
+#pragma unroll 1
     for (int i = ThreadX(); i / 8 * kGroupBlocks < at.blocks; i += kThreads) {
       const Words4 scale = LoadConst(scales + i);
       Words4 min = {};
@@ -78,6 +80,7 @@ WITHY_DEVICE void FindTileMax(const Matrix& w, const DenseTile& at, float (&of_r
     ShareTileMax(low, high, of_rows);
   } else {
     const int lane = ThreadX() % 32;
+#pragma unroll 2
     for (int block = ThreadX() / 32; block < at.blocks; block += kThreads / 32) {
       const int64_t part = (int64_t{at.tile} * w.blocks + block) * 2;
       RawEight<kType> raw[2];
@@ -115,10 +118,11 @@ WITHY_DEVICE int PairQuads(uint32_t* first, uint32_t* second) {
   return odd ? t + 3 : t;
 }
 
+// Byte i of a word. Bytes become the low bits of 2^23: conversion instructions are slower.
 template <bool kSigned>
 WITHY_DEVICE float ByteFloat(uint32_t word, int i) {
-  const uint32_t byte = word >> (8 * i) & 255u;
-  return kSigned ? static_cast<float>(static_cast<int8_t>(byte)) : static_cast<float>(byte);
+  const uint32_t byte = (kSigned ? word ^ 0x80808080u : word) >> (8 * i) & 255u;
+  return BitsFloat(static_cast<int32_t>(0x4b000000u | byte)) - (kSigned ? 8388736.0f : 8388608.0f);
 }
 
 // Eight bytes q as the halves q * scale + add.
@@ -141,13 +145,17 @@ WITHY_DEVICE Words4 FloatsToHalves(const float (&f)[8], float scale) {
   return v;
 }
 
+// Warps of all thread blocks that convert a tile.
+constexpr int kTileWarps = kDenseSplits * kThreads / 32;
+WITHY_DEVICE int TileWarp() { return BlockY() * (kThreads / 32) + ThreadX() / 32; }
+
 template <WeightType kType>
 WITHY_DEVICE void QuantisedTile(const Matrix& w, const DenseTile& at, const Scale (&scale)[2],
                                 uint16_t* to) {
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int64_t inputs = int64_t{at.blocks} * 32;
-  for (int group = ThreadX() / 32; group * kGroupBlocks < at.blocks; group += kThreads / 32) {
+  for (int group = TileWarp(); group * kGroupBlocks < at.blocks; group += kTileWarps) {
     RawGroup<kType, Words4> raw;
     raw.Load(w, at.tile, group);
     uint32_t a[kGroupBlocks][4];
@@ -182,8 +190,12 @@ WITHY_DEVICE void FloatTile(const Matrix& w, const DenseTile& at, const Scale (&
                             uint16_t* to) {
   const int lane = ThreadX() % 32;
   const int64_t inputs = int64_t{at.blocks} * 32;
-#pragma unroll 4
-  for (int block = ThreadX() / 32; block < at.blocks; block += kThreads / 32) {
+  // Loads of 128 bits in flight, eight at most: more take registers that other warps need.
+  [[maybe_unused]] constexpr int kAtOnce = kType == WeightType::kF16    ? 4
+                                           : kType == WeightType::kBf16 ? 2
+                                                                        : 1;
+#pragma unroll kAtOnce
+  for (int block = TileWarp(); block < at.blocks; block += kTileWarps) {
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
       const int64_t part = (int64_t{at.tile} * w.blocks + block) * 2 + high;
@@ -213,7 +225,7 @@ WITHY_DEVICE void ConvertTile(const Matrix& w, const DenseTile& at, const DenseA
     scale[0] = HalfScale(max[0]);
     scale[1] = HalfScale(max[1]);
   }
-  if (ThreadX() < 32 && ThreadX() % 4 == 0) {
+  if (TileWarp() == 0 && ThreadX() % 4 == 0) {
     const int64_t column = at.column + ThreadX() / 4;
     Store(args.weight_factors + column, scale[0].inverse);
     Store(args.weight_factors + column + 8, scale[1].inverse);
@@ -229,17 +241,19 @@ WITHY_DEVICE void ConvertTile(const Matrix& w, const DenseTile& at, const DenseA
 WITHY_DEVICE void ZeroTile(const DenseTile& at, const DenseArgs& args) {
   const int words = at.blocks * 4;  // of 16 bytes, a column
   auto* to = reinterpret_cast<Words4*>(args.weights) + at.column * words;
-  for (int i = ThreadX(); i < 16 * words; i += kThreads) Store(to + i, Words4{});
-  if (ThreadX() < 16) Store(args.weight_factors + at.column + ThreadX(), 0.0f);
+  for (int i = BlockY() * kThreads + ThreadX(); i < 16 * words; i += kDenseSplits * kThreads) {
+    Store(to + i, Words4{});
+  }
+  if (BlockY() == 0 && ThreadX() < 16) Store(args.weight_factors + at.column + ThreadX(), 0.0f);
 }
 
-// Grid [tiles of all strips].
+// Grid [tiles of all strips, kDenseSplits].
 WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseWeightsKernel(DenseArgs args) {
   const int tiles = kStripTiles * (args.fused ? 2 : 1);
   const int strip = args.first_strip + BlockX() / tiles;
   const Product& p = ProductOf(args, strip);
-  const int part = BlockX() % tiles;  // gate's tiles, then up's
-  const Matrix& w = part < kStripTiles ? p.w : p.up;
+  const int part = BlockX() % tiles;                 // gate's tiles, then up's
+  const Matrix w = part < kStripTiles ? p.w : p.up;  // a copy: stores could change what is behind p
   const DenseTile at = {(strip - p.first_strip) * kStripTiles + part % kStripTiles,
                         int64_t{BlockX()} * 16, args.blocks};
   if (at.tile >= w.tiles) return ZeroTile(at, args);
@@ -271,32 +285,28 @@ WITHY_DEVICE float BlockMax(float v) {
   return max;
 }
 
-WITHY_DEVICE void LoadEight(const float* from, float (&f)[8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Words4 v = LoadConst(reinterpret_cast<const Words4*>(from) + half);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) f[half * 4 + i] = BitsFloat(static_cast<int32_t>(v.w[i]));
-  }
-}
-
-// A row of floats; inputs from block `own` on are zero.
+// A row of floats, four a thread, so that a warp's loads and stores follow each other in memory;
+// inputs from block `own` on are zero.
 WITHY_DEVICE Scale FloatRow(const float* from, int own, int blocks, uint16_t* to) {
+  const auto* fours = reinterpret_cast<const Words4*>(from);
+  const auto value = [](const Words4& v, int i) { return BitsFloat(static_cast<int32_t>(v.w[i])); };
   float max = 0.0f;
-  float f[8];
-  for (int i = ThreadX(); i < own * 4; i += kThreads) {
-    LoadEight(from + i * 8, f);
+  for (int i = ThreadX(); i < own * 8; i += kThreads) {
+    const Words4 v = LoadConst(fours + i);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) max = Max(Abs(f[j]), max);
+    for (int j = 0; j < 4; ++j) max = Max(Abs(value(v, j)), max);
   }
   const Scale scale = HalfScale(BlockMax(max));
-  for (int i = ThreadX(); i < blocks * 4; i += kThreads) {
-    Words4 v = {};
-    if (i < own * 4) {
-      LoadEight(from + i * 8, f);
-      v = FloatsToHalves(f, scale.scale);
+  for (int i = ThreadX(); i < blocks * 8; i += kThreads) {
+    Words2 halves = {};
+    if (i < own * 8) {
+      const Words4 v = LoadConst(fours + i);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        halves.w[j] = HalfPair(value(v, 2 * j) * scale.scale, value(v, 2 * j + 1) * scale.scale);
+      }
     }
-    Store(reinterpret_cast<Words4*>(to) + i, v);
+    Store(reinterpret_cast<Words2*>(to) + i, halves);
   }
   return scale;
 }
@@ -341,11 +351,12 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseInputsKernel(DenseArgs args) {
   const Scale scale =
       args.from_floats
           ? FloatRow(p.x.floats + int64_t{from} * p.x.groups * kGroupInputs, own, args.blocks, to)
-          : QuantRow(p.x, from, own, args.blocks, to);
+          : QuantRow(Inputs(p.x), from, own, args.blocks, to);
   if (ThreadX() == 0) Store(args.input_factors + row, scale.inverse);
 }
 
-// A warp finishes some strips of a row as a product kernel does; grid [rows by 8, strips by 8].
+// A warp finishes some strips of a row as a product kernel does; grid [rows by 8, strips by
+// kDenseStrips].
 template <bool kFused>
 WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseFinishKernel(DenseArgs args) {
   const int row = BlockX() * (kThreads / 32) + ThreadX() / 32;

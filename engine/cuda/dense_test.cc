@@ -1,9 +1,11 @@
 // Prompts multiplied as F16 matrices, in the runner: against the exact kernels over weight types,
 // levels and shapes; which rows are computed so; and what happens where cuBLAS is missing or
 // broken.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +16,10 @@
 #include "engine/cuda/dense_rows.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/cuda/self_check.h"
+#include "engine/model/facts.h"
+#include "engine/model/row_plan.h"
 #include "engine/model/testing.h"
+#include "engine/weights/packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -189,6 +194,85 @@ TEST_F(DenseTest, RowsBesideALongPromptAreExact) {
   EXPECT_EQ(logits[2], logits[0]);
 }
 
+// Streamed weights give the bits of resident ones: a level's matrices are there as far as it needs.
+TEST_F(DenseTest, StreamedWeightsGiveTheSameBits) {
+  SynthShape shape = TinyShape();
+  shape.layers = 6;
+  shape.levels = {30};
+  const std::string path = WriteTiny(folder_, shape, GgmlType::kQ8_0);
+  const OnRunner resident = Open(path, kLongPrompt);
+  ModelOptions options;
+  options.weight_budget_bytes = static_cast<uint64_t>(resident.model->info().weight_bytes) * 9 / 10;
+  const OnRunner streamed = Open(path, kLongPrompt, options);
+  ASSERT_TRUE(streamed.model->weight_stats().streams());
+  std::vector<Row> rows = PlainRows(SomeTokens(20, shape.vocab_size));
+  for (const int32_t level : {0, 1}) {
+    for (Row& row : rows) row.level = level;
+    EXPECT_EQ(RunRows(*streamed.model, ScratchKv(streamed.model->info(), 32), rows),
+              RunRows(*resident.model, ScratchKv(resident.model->info(), 32), rows));
+    EXPECT_GT(streamed.Products(), 0);
+  }
+}
+
+// Rows of random batches are cut as dense_rows.h says, and into no more runs than it expects.
+TEST_F(DenseTest, RowsAreCutByTheirOwnContexts) {
+  SynthShape shape = TinyShape();
+  shape.levels = {40, 70};
+  ThreadPool pool(1);
+  const auto packed = EnsurePacked(WriteTiny(folder_, shape, GgmlType::kQ8_0), folder_.path(), pool,
+                                   /*progress=*/{});
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const auto file = PackedFile::Open(*packed);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto facts = ReadFacts(**file, {});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  const std::vector<int32_t> ancestors = {3};
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto below = [&random](size_t n) { return static_cast<int32_t>(random() % n); };
+    std::vector<Row> rows;
+    const int32_t contexts = 1 + below(4);
+    for (int32_t i = 1 + below(60); i > 0; --i) {
+      const bool goes_on = !rows.empty() && below(4) > 0;
+      rows.push_back({.position = 4 + i,
+                      .slot = 4 + i,
+                      .context = goes_on ? rows.back().context : below(4) % contexts,
+                      .level = goes_on ? rows.back().level : below(3),
+                      .want_logits = below(3) == 0});
+      if (below(6) == 0) rows.back().ancestor_slots = ancestors;
+    }
+    RowPlan plan;
+    plan.Plan({.rows = rows}, *facts, 0, static_cast<int32_t>(rows.size()), 0);
+    std::vector<int32_t> all;
+    for (int32_t i = 0; i < plan.count(); ++i) all.push_back(i);
+    std::vector<int32_t> by_logits(plan.wanted().begin(), plan.wanted().end());
+    std::sort(by_logits.begin(), by_logits.end(), [&plan](int32_t a, int32_t b) {
+      return plan.row(a).logits_row < plan.row(b).logits_row;
+    });
+    const size_t most = cuda::MostRuns(plan);
+    const int32_t least = 1 + below(20);
+    for (const std::span<const int32_t> some :
+         {std::span<const int32_t>(all), plan.wanted(), std::span<const int32_t>(by_logits)}) {
+      const std::vector<cuda::RowRun> runs = cuda::SplitRows(plan, some, least);
+      EXPECT_LE(runs.size(), most);
+      size_t at = 0;
+      for (const cuda::RowRun& run : runs) {
+        EXPECT_EQ(run.first, static_cast<int>(at));
+        for (int i = 0; i < run.rows; ++i) {
+          const Row& row = *plan.row(some[at++]).row;
+          const auto alike = std::count_if(some.begin(), some.end(), [&](int32_t other) {
+            const Row& beside = *plan.row(other).row;
+            return beside.context == row.context && beside.ancestor_slots.empty();
+          });
+          EXPECT_EQ(run.dense, row.ancestor_slots.empty() && alike >= least);
+        }
+      }
+      EXPECT_EQ(at, some.size());
+    }
+  }
+}
+
 // The kernels neither race nor leave their memory, whatever runs first.
 TEST_F(DenseTest, KernelsAreRightInEveryOrder) {
   SynthShape shape = TinyShape();
@@ -213,6 +297,30 @@ TEST_F(DenseTest, KernelsAreRightInEveryOrder) {
           << on_cpu::Describe(on.gpu->runner().watch().findings().front());
       if (expected.empty()) expected = logits;
       EXPECT_EQ(logits, expected) << "order " << static_cast<int>(order);
+    }
+  }
+}
+
+// The conversions move little more than they ask for, most of it in accesses of 16 bytes a lane.
+TEST_F(DenseTest, ConversionsUseWholeSectors) {
+  SynthShape shape = TinyShape();
+  shape.layers = 1;
+  shape.d_model = shape.d_ff = 512;
+  for (const char* name : {"q8_0", "q4_0", "f16"}) {
+    const std::string path = WriteTiny(folder_, shape, *FindSynthType(name), std::string(name));
+    const OnRunner on = Open(path, kLongPrompt, {}, {.counts = true});
+    on.gpu->runner().watch().ClearCounts();
+    RunRows(*on.model, ScratchKv(on.model->info(), 32),
+            PlainRows(SomeTokens(20, shape.vocab_size)));
+    const auto& counts = on.gpu->runner().watch().counts();
+    for (const char* kernel : {"dense_weights", "dense_inputs"}) {
+      const on_cpu::KernelCounts& of = counts.at(kernel);
+      EXPECT_GE(static_cast<double>(of.load_bytes + of.store_bytes),
+                0.93 * 32 * static_cast<double>(of.sectors))
+          << kernel << ", " << name;
+      EXPECT_GE(static_cast<double>(of.wide_requests), 0.4 * static_cast<double>(of.requests))
+          << kernel << ", " << name;
+      EXPECT_LE(of.shared_passes, of.shared_requests) << kernel << ", " << name;
     }
   }
 }

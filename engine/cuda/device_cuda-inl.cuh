@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #define WITHY_GPU gpu
 #define WITHY_DEVICE __device__ __forceinline__
@@ -84,7 +85,19 @@ WITHY_DEVICE Words4 LoadStream(const Words4* p) {
 }
 template <typename T>
 WITHY_DEVICE void Store(T* p, T v) {
-  *p = v;
+  if constexpr (std::is_same_v<T, Words4>) {  // the compiler makes several stores of it
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
+  } else if constexpr (std::is_same_v<T, Words2>) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(p), "r"(v.w[0]), "r"(v.w[1])
+                 : "memory");
+  } else {
+    *p = v;
+  }
 }
 
 template <typename T>

@@ -1,6 +1,5 @@
 #include "engine/cuda/executor.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +16,8 @@ CudaExecutor::CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& f
       facts_(facts),
       bound_(file, facts),
       key_bias_(facts, bound_),
+      angles_(facts.shape.rope_frequencies, facts.shape.rope_pairing == RopePairing::kAdjacent,
+              2 * facts.shape.head_dim),
       tap_(tap),
       stream_(stream),
       observer_(observer),
@@ -60,7 +61,7 @@ absl::Status CudaExecutor::UseDense(DenseMath& math, int32_t least_rows, int32_t
       passes.Reserve(2 * static_cast<size_t>(piece_rows) * floats_of_row * sizeof(float)));
   dense_ = std::move(dense);
   options_.dense_rows = least_rows;
-  piece_rows_ = std::max(piece_rows, kExactPieceRows);
+  piece_rows_ = piece_rows;
   target_ = absl::StrCat(ToAbsl(gpu_.target()), "-f16");
   return absl::OkStatus();
 }

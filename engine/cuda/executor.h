@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/key_bias.h"
+#include "engine/cuda/angle_table.h"
 #include "engine/cuda/dense.h"
 #include "engine/cuda/device_weights.h"
 #include "engine/cuda/gpu.h"
@@ -21,8 +22,8 @@
 
 namespace withy::engine::cuda {
 
-// Rows computed at once where all is exact: more do not make a row cheaper.
-inline constexpr int32_t kExactPieceRows = 256;
+// Rows of a prompt from which on more at once do not make a row cheaper, where all is exact.
+inline constexpr int32_t kExactPieceRows = 128;
 
 struct ExecutorOptions {
   // Rows from which quantised weights are multiplied by mma; below, by dp4a. Bits do not depend on
@@ -68,6 +69,7 @@ class CudaExecutor final : public Executor {
   KernelObserver* observer() const { return observer_; }
   GpuClock* clock() { return clock_.get(); }  // null: nobody watches
   const ExecutorOptions& options() const { return options_; }
+  AngleTable& angles() { return angles_; }
   DensePath* dense() const { return dense_.get(); }  // null: everything is exact
 
  private:
@@ -79,6 +81,7 @@ class CudaExecutor final : public Executor {
   const ModelFacts& facts_;
   const BoundWeights bound_;
   const KeyBias key_bias_;
+  AngleTable angles_;
   const Tap& tap_;
   WeightStream* const stream_;
   KernelObserver* const observer_;

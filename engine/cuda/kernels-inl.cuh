@@ -111,7 +111,7 @@ inline void ReadMemory(LaunchSink& to, const MemoryArgs& args) {
 
 inline void DenseWeights(LaunchSink& to, const DenseArgs& args) {
   Launch("dense_weights", DenseWeightsKernel,
-         {args.strips * kStripTiles * (args.fused ? 2 : 1), 1, 1}, kThreads,
+         {args.strips * kStripTiles * (args.fused ? 2 : 1), kDenseSplits, 1}, kThreads,
          sizeof(float) * kDenseSharedFloats, to, args);
 }
 

@@ -6,7 +6,6 @@
 
 #include "base/round_up.h"
 #include "base/status.h"
-#include "engine/cpu/kernels.h"
 #include "engine/cuda/run.h"
 #include "engine/kv/block.h"
 
@@ -96,8 +95,8 @@ void CudaRun::PutRows() {
                     .tail_group = planned.tail_group,
                     .tail_first = planned.tail_first});
     tokens.push_back(row.token);
-    RopeAngles(s.rope_frequencies, row.position, kernel_shape_.interleaved,
-               angles.data() + i * angles_of_row);
+    std::copy_n(executor_.angles().At(row.position), angles_of_row,
+                angles.data() + i * angles_of_row);
     if (fetches) {
       std::copy_n(stream->FetchedRow(static_cast<int32_t>(i)), width, fetched.data() + i * width);
     }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "engine/cpu/aligned.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cuda/dense.h"
@@ -330,6 +331,50 @@ absl::StatusOr<int32_t> MeasureDenseRows(Gpu& gpu, DenseMath& math,
     if (dense < exact) return rows;
   }
   return std::numeric_limits<int32_t>::max();
+}
+
+absl::StatusOr<DenseChoice> ChooseDense(Gpu& gpu, int32_t least_rows,
+                                        const std::function<int64_t()>& now_ns) {
+  WITHY_ASSIGN_OR_RETURN(DenseMath* const math, gpu.OpenDense());
+  WITHY_RETURN_IF_ERROR(CheckDense(gpu, *math));
+  if (least_rows == 0) {
+    WITHY_ASSIGN_OR_RETURN(least_rows, MeasureDenseRows(gpu, *math, now_ns));
+  }
+  if (least_rows > gpu.dense_piece_rows()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(ToAbsl(math->description()), " is not faster here"));
+  }
+  return DenseChoice{math, least_rows};
+}
+
+absl::StatusOr<double> MeasureMatrixRate(Gpu& gpu, DenseMath& math,
+                                         const std::function<int64_t()>& now_ns) {
+  constexpr int kSize = 4096;
+  constexpr int kProducts = 16;  // timed together: a start of a kernel is short beside them
+  constexpr size_t kElements = size_t{kSize} * kSize;
+  std::mt19937 random(5);
+  std::vector<uint16_t> values(kElements);
+  for (uint16_t& value : values) {
+    value = F32ToF16(static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
+  }
+  Buffer a(gpu);
+  Buffer b(gpu);
+  Buffer c(gpu);
+  for (Buffer* const buffer : {&a, &b}) {
+    WITHY_RETURN_IF_ERROR(buffer->Reserve(kElements * sizeof(uint16_t)));
+    WITHY_RETURN_IF_ERROR(
+        gpu.Upload(buffer->as<uint16_t>(), values.data(), kElements * sizeof(uint16_t)));
+  }
+  WITHY_RETURN_IF_ERROR(c.Reserve(kElements * sizeof(float)));
+  WITHY_ASSIGN_OR_RETURN(
+      const int64_t ns, LeastTime(gpu, now_ns, [&] {
+        for (int i = 0; i < kProducts; ++i) {
+          WITHY_RETURN_IF_ERROR(math.Multiply(
+              {a.as<uint16_t>(), b.as<uint16_t>(), c.as<float>(), kSize, kSize, kSize}));
+        }
+        return absl::OkStatus();
+      }));
+  return 2.0 * kProducts * kSize * static_cast<double>(kElements) * 1e9 / static_cast<double>(ns);
 }
 
 }  // namespace withy::engine::cuda

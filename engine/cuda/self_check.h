@@ -20,6 +20,21 @@ absl::Status SelfCheck(Gpu& gpu);
 // the CPU. Errors: as SelfCheck.
 absl::Status CheckDense(Gpu& gpu, DenseMath& math);
 
+// How long prompts are computed.
+struct DenseChoice {
+  DenseMath* math = nullptr;
+  int32_t least_rows = 0;  // of a prompt in a pass, from which `math` is used
+};
+// Opens and checks the GPU's DenseMath. `least_rows`: 0: what MeasureDenseRows finds. Errors: as
+// Gpu::OpenDense and CheckDense; FAILED_PRECONDITION where it is never faster.
+absl::StatusOr<DenseChoice> ChooseDense(Gpu& gpu, int32_t least_rows,
+                                        const std::function<int64_t()>& now_ns);
+
+// Operations per second (two per multiply-add) of `math` with matrices of 4096 x 4096. Errors: as
+// Gpu and DenseMath::Multiply.
+absl::StatusOr<double> MeasureMatrixRate(Gpu& gpu, DenseMath& math,
+                                         const std::function<int64_t()>& now_ns);
+
 // Rows of a prompt from which `math` is faster than the exact kernels for a matrix of 2048 x 2048
 // in 8 bits: at least 128, more than any prompt has if it never is. `now_ns`: a clock. Errors: as
 // Gpu.

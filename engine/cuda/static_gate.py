@@ -5,7 +5,7 @@ usage: static_gate.py KERNELS.CU.LOG KERNELS.CU.O
 
 Reads what ptxas said (registers, spills) and, where cuobjdump and nvdisasm are found, the machine code: no local memory, no
 atomics or reductions (they would make sums depend on who comes first), 128-bit loads, integer dot products and matrix
-instructions in the kernels of products. Prints one JSON line; ends with 1 if a rule is broken.
+instructions in the kernels of products, 128-bit loads and stores in those that write F16 matrices. Prints one JSON line; ends with 1 if a rule is broken.
 """
 import json
 import os
@@ -83,6 +83,13 @@ def main():
             local += n
             if n:
                 broken.append(f'{where}: {n} accesses to local memory')
+            if re.search('Dense(Weights|Inputs)Kernel', kernel):
+                if not count(of_kernel, r'LDG\.E.*\.128'):
+                    broken.append(f'{where}: no 128-bit loads')
+                wide = count(of_kernel, r'STG\.E.*\.128')
+                narrow = count(of_kernel, r'STG\.') - wide - count(of_kernel, r'STG\.E.*\.64')
+                if narrow >= wide:
+                    broken.append(f'{where}: {narrow} stores of fewer than 64 bits beside {wide} of 128')
             if 'ProductKernel' not in kernel:
                 continue
             if not count(of_kernel, r'LDG\.E.*\.128'):

@@ -72,21 +72,15 @@ absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device,
 std::string DecideDense(const ModelOptions& options, cuda::CudaExecutor* executor) {
   cuda::Gpu& gpu = executor->gpu();
   if (options.exact_prefill) return "prompts are computed exactly";
-  int32_t rows = options.dense_rows;
-  if (rows == 0 && !gpu.has_times()) return "prompts are computed exactly";
+  if (options.dense_rows == 0 && !gpu.has_times()) return "prompts are computed exactly";
   const auto use = [&]() -> absl::StatusOr<std::string> {
-    WITHY_ASSIGN_OR_RETURN(cuda::DenseMath* const math, gpu.OpenDense());
-    WITHY_RETURN_IF_ERROR(cuda::CheckDense(gpu, *math));
-    if (rows == 0) {
-      WITHY_ASSIGN_OR_RETURN(
-          rows, cuda::MeasureDenseRows(gpu, *math, [] { return Clock::Real().SteadyNanos(); }));
-    }
-    if (rows > gpu.dense_piece_rows()) {
-      return absl::StrCat(ToAbsl(math->description()), " is not faster");
-    }
+    WITHY_ASSIGN_OR_RETURN(
+        const cuda::DenseChoice choice,
+        cuda::ChooseDense(gpu, options.dense_rows, [] { return Clock::Real().SteadyNanos(); }));
     const int32_t piece_rows = std::max(gpu.dense_piece_rows(), options.max_piece_rows);
-    WITHY_RETURN_IF_ERROR(executor->UseDense(*math, rows, piece_rows));
-    return absl::StrCat("prompts of ", rows, " rows and more by ", ToAbsl(math->description()));
+    WITHY_RETURN_IF_ERROR(executor->UseDense(*choice.math, choice.least_rows, piece_rows));
+    return absl::StrCat("prompts of ", choice.least_rows, " rows and more by ",
+                        ToAbsl(choice.math->description()));
   };
   const absl::StatusOr<std::string> used = use();
   if (used.ok()) return *used;

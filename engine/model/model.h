@@ -234,10 +234,11 @@ class Model {
 
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
-  // Name of the kernel target in use. Logits are bit-identical within one target.
+  // Name of the kernel target in use. Logits are bit-identical within one target, but for those
+  // whose name ends in "-f16" (ModelOptions::exact_prefill).
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
-  // Rows of a prompt that a pass computes at once: larger passes do not make a row cheaper.
+  // Rows of a prompt from which on a larger pass does not make a row cheaper. Any thread.
   virtual int32_t piece_rows() const = 0;
   // Binds the calling thread and the model's own threads to a core each, if the process may use
   // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
@@ -260,10 +261,11 @@ class Model {
   // Creates a pass that computes every row, writes its K and V to its slot, and writes `logits`
   // [rows with want_logits, vocab_size] f32, in row order. A row's result depends neither on other
   // rows of the batch, nor on the thread count, on how the prefill is split, or on other passes
-  // (ARCHITECTURE.md, The engine, Batch-invariant). The memory behind `batch` and `logits` must
-  // outlive the pass, and the model must outlive it too. Where passes share a context, none may
-  // write a slot that another reads. Errors: INVALID_ARGUMENT (row out of range: token, position,
-  // slot, context, level, ancestors).
+  // (ARCHITECTURE.md, The engine, Batch-invariant), but for the last bits of long prompts where the
+  // target's name ends in "-f16". The memory behind `batch` and `logits` must outlive the pass, and
+  // the model must outlive it too. Where passes share a context, none may write a slot that another
+  // reads. Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level,
+  // ancestors).
   virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
 
   // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows

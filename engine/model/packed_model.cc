@@ -10,8 +10,9 @@
 namespace withy::engine {
 namespace {
 
-// Rows computed at once under a weight budget: the budget counts the embeddings of so many.
-constexpr int32_t kStreamedPieceRows = 256;
+// Rows computed at once where nothing else is said. A weight budget counts the embeddings of so
+// many.
+constexpr int32_t kPieceRows = 256;
 
 }  // namespace
 
@@ -54,19 +55,19 @@ absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedF
                                         model->layer_tap_, model->stream_.get(), &on_gpu));
   if (on_gpu && model->stream_ == nullptr) model->file_->ForgetData();  // the GPU has the weights
   if (model->max_piece_rows_ == 0) {
-    const int32_t rows = model->executor_->piece_rows();
-    model->max_piece_rows_ = model->stream_ == nullptr ? rows : std::min(rows, kStreamedPieceRows);
+    const int32_t rows = model->stream_ == nullptr ? model->executor_->piece_rows() : 0;
+    model->max_piece_rows_ = std::max(rows, kPieceRows);
   }
   return model;
 }
 
 absl::Status PackedModel::PlaceWeights(const ModelOptions& options) {
   if (options.weight_budget_bytes == 0) return absl::OkStatus();
-  auto plan = PlanWeights(
-      file_->tensors(), facts_,
-      {.budget_bytes = options.weight_budget_bytes,
-       .whole_layers = options.stream_whole_layers,
-       .max_rows = options.max_piece_rows > 0 ? options.max_piece_rows : kStreamedPieceRows});
+  auto plan =
+      PlanWeights(file_->tensors(), facts_,
+                  {.budget_bytes = options.weight_budget_bytes,
+                   .whole_layers = options.stream_whole_layers,
+                   .max_rows = options.max_piece_rows > 0 ? options.max_piece_rows : kPieceRows});
   if (!plan.ok()) return Annotate(plan.status(), file_->path());
   if (!plan->streams()) return file_->MoveToMemory();
   WITHY_ASSIGN_OR_RETURN(stream_,

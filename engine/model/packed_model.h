@@ -2,6 +2,7 @@
 // planned_pass.h plans and drives, executor.h computes.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,7 @@ class PackedModel : public Model {
   const ModelInfo& info() const override { return info_; }
   std::string_view target() const override { return executor_->target(); }
   int32_t threads() const override { return executor_->threads(); }
-  int32_t piece_rows() const override { return max_piece_rows_; }
+  int32_t piece_rows() const override { return std::min(executor_->piece_rows(), max_piece_rows_); }
   bool PinThreads() override { return executor_->PinThreads(); }
   WeightStreamStats weight_stats() const override;
   std::string packed_path() const override { return file_->path(); }

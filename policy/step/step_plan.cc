@@ -154,7 +154,7 @@ class Planner {
         decode_rows += answers.back().rows;
       }
     }
-    if (decode_rows == 0 && !inputs_.under_way.has_value()) return kRowsWithoutAnswers;
+    if (decode_rows == 0 && !inputs_.under_way.has_value()) return inputs_.rows_without_answers;
     for (const StepCall& call : calls_) {
       if (!call.decoding || call.under_way_rows == 0) continue;
       answers.push_back(AnswerOf(call, call.under_way_rows));

@@ -59,6 +59,7 @@ struct StepInputs {
   std::optional<StepUnderWay> under_way = std::nullopt;
   double slowdown = 1;
   const PieceSizer& sizer;
+  int32_t rows_without_answers = kRowsWithoutAnswers;  // of prompts, in a step that has none
   int64_t now_ns = 0;
 };
 

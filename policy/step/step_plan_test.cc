@@ -123,6 +123,7 @@ struct Board {
                      .under_way = under_way,
                      .slowdown = 1,
                      .sizer = sizer,
+                     .rows_without_answers = rows_without_answers,
                      .now_ns = now_ns});
   }
   // Rows of each call.
@@ -144,6 +145,7 @@ struct Board {
 
   std::vector<StepCall> calls;
   PieceSizer sizer{2000, 50, 256};
+  int32_t rows_without_answers = kRowsWithoutAnswers;
   int64_t now_ns = 0;
 };
 
@@ -155,6 +157,8 @@ TEST(PlanStepTest, APromptAloneGetsAPieceOfManyRows) {
   board.Add(free, false, 300);
   EXPECT_THAT(board.Rows(), ElementsAre(kRowsWithoutAnswers));
   EXPECT_NEAR(board.Plan().expected_ms, 2.0 * kRowsWithoutAnswers, 1e-9);
+  board.rows_without_answers = 250;  // a device that gains by more
+  EXPECT_THAT(board.Rows(), ElementsAre(250));
   board.Add(free, true, 1);
   EXPECT_THAT(board.Rows(), ElementsAre(board.sizer.Rows(1), 1));
 }

@@ -11,14 +11,14 @@ namespace withy::serving {
 namespace {
 
 // Rows whose blocks are claimed before they are computed: of a prompt, of an answer.
-constexpr int32_t kPromptRowsAhead = 2 * policy::kRowsWithoutAnswers;
+int32_t PromptRowsAhead(const SessionEnv& env) { return 2 * env.prompt_rows; }
 constexpr int32_t kAnswerRowsAhead = engine::kChunkTokens / 2;
 
 // Chunks that the session of a stateless call will claim first, when its prompt is counted.
-int32_t ChunksToBegin(const CallRequest& request) {
+int32_t ChunksToBegin(const CallRequest& request, const SessionEnv& env) {
   if (!request.context_id.empty() || request.prompt_tokens <= 0) return 0;
   constexpr int32_t kChunk = engine::kChunkTokens;
-  const int32_t tokens = std::min(request.prompt_tokens + kChunk / 2, kPromptRowsAhead);
+  const int32_t tokens = std::min(request.prompt_tokens + kChunk / 2, PromptRowsAhead(env));
   return (tokens + kChunk - 1) / kChunk;
 }
 
@@ -137,7 +137,7 @@ absl::Status CallLeases::Open(Call& call) {
                              .context_id = call.request.context_id,
                              .call_id = call.request.call_id,
                              .rebuild = call.request.rebuild,
-                             .claim_chunks = ChunksToBegin(call.request),
+                             .claim_chunks = ChunksToBegin(call.request, env_),
                              .request_id = call.request.request_id,
                              .request_digest = call.request.request_digest,
                              .level_percent = call.request.answer.level_percent,
@@ -184,7 +184,7 @@ void CallLeases::TakeShared(std::shared_ptr<Preparing> call, std::vector<Residen
 }
 
 void CallLeases::EndPreparing(const Preparing& call) {
-  const auto claim = call.session->NextClaim(kPromptRowsAhead);
+  const auto claim = call.session->NextClaim(PromptRowsAhead(env_));
   inbox_.Post([this, ticket = call.ticket, session = call.session, opened_ns = call.opened_ns] {
     results_.OnPrepared(ticket, session, opened_ns);
   });
@@ -199,7 +199,7 @@ void CallLeases::PostTask(Ticket ticket, Task task) {
 }
 
 void CallLeases::ClaimAhead(Call& call) {
-  const int32_t rows = call.session->decoding() ? kAnswerRowsAhead : kPromptRowsAhead;
+  const int32_t rows = call.session->decoding() ? kAnswerRowsAhead : PromptRowsAhead(env_);
   if (const auto range = call.session->NextClaim(rows)) {
     call.lease->Claim(range->first, range->count);
   }
@@ -207,7 +207,7 @@ void CallLeases::ClaimAhead(Call& call) {
 }
 
 void CallLeases::TakeOverAhead(Call& call) {
-  if (const auto more = call.session->NextTakeOver(kPromptRowsAhead)) {
+  if (const auto more = call.session->NextTakeOver(PromptRowsAhead(env_))) {
     call.lease->Recompute(more->computed_before, more->chunks);
   }
 }

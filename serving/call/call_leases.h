@@ -53,7 +53,7 @@ class CallLeases {
   void ClaimAhead(Call& call);
   // Asks for chunks to compute instead of waiting for their reading, where the call would have
   // nothing else to compute; OnRevised follows.
-  static void TakeOverAhead(Call& call);
+  void TakeOverAhead(Call& call);
   // Commits what the call has computed and answered; OnCommitted or OnBroken follows.
   // Errors: INTERNAL when too many tasks wait.
   absl::Status Commit(const Call& call);

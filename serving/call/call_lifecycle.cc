@@ -141,7 +141,7 @@ void CallLifecycle::OnArrival(Ticket ticket) {
   if (call == nullptr || call->phase != CallPhase::kRunning) return;
   call->kv_seen_ns = clock_.SteadyNanos();
   if (!call->session->has_lost_chunks()) {
-    CallLeases::TakeOverAhead(*call);
+    leases_.TakeOverAhead(*call);
     return;  // the round that follows goes on with the step that waits
   }
   metrics_.Faulted();
@@ -163,7 +163,7 @@ void CallLifecycle::FollowLoads() {
     if (now - call->kv_asked_ns > absl::ToInt64Nanoseconds(kLoadPoll)) {
       call->kv_asked_ns = now;
       call->session->MayTakeOverAgain();
-      CallLeases::TakeOverAhead(*call);
+      leases_.TakeOverAhead(*call);
     }
     if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= kStuckLoadNs) continue;
     metrics_.Faulted();

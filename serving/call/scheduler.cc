@@ -40,18 +40,19 @@ std::vector<policy::LevelPace> GuessLevelPaces(const engine::ModelInfo& info,
 // A pass that streams weights takes nearly the same time for one row as for many.
 constexpr double kStreamedStepsInPiece = 2;
 
-StepRunnerOptions RunnerOptions(const engine::Model& model, const engine::StepCost& cost,
-                                const SchedulerOptions& options) {
+StepRunnerOptions RunnerOptions(const engine::Model& model, const SessionEnv& env,
+                                const engine::StepCost& cost, const SchedulerOptions& options) {
   const engine::ModelInfo& info = model.info();
   StepRunnerOptions runner{.max_batch = options.max_batch,
                            .learner = {},
+                           .rows_without_answers = env.prompt_rows,
                            .levels = options.paces,
                            .speculation = options.speculation};
   if (runner.levels.empty()) runner.levels = GuessLevelPaces(info, cost);
   runner.learner = {.us_per_row = cost.prefill_us_per_token,
                     .full_row_ms = runner.levels.back().row_ms,
                     .piece_ms = options.prefill_piece_ms,
-                    .max_rows = options.max_piece_rows};
+                    .max_rows = std::max(options.max_piece_rows, env.prompt_rows)};
   if (model.weight_stats().streams()) {
     const double pass_ms = cost.decode_us / 1e3;
     runner.learner.piece_ms =
@@ -77,7 +78,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
                 [this, call = std::move(call)]() mutable { lifecycle_.Enqueue(std::move(call)); },
                 interrupts);
           }),
-      lifecycle_(model, env, leases, options, RunnerOptions(model, cost, options),
+      lifecycle_(model, env, leases, options, RunnerOptions(model, env, cost, options),
                  {.registry = registry_, .inbox = inbox_, .clock = clock, .metrics = metrics_}),
       scorer_(clock),
       engine_thread_([this] { RunEngineThread(); }) {}

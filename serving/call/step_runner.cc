@@ -22,6 +22,7 @@ StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, c
       metrics_(metrics),
       vocab_(static_cast<size_t>(model.info().vocab_size)),
       learner_(options.learner),
+      rows_without_answers_(options.rows_without_answers),
       speculator_(model, options.speculation, levels_, clock, metrics),
       logits_(static_cast<size_t>(options.max_batch) * vocab_),
       preempting_logits_(logits_.size()) {}
@@ -265,6 +266,7 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
                                   .under_way = under_way,
                                   .slowdown = learner_.slowdown(),
                                   .sizer = learner_.sizer(),
+                                  .rows_without_answers = rows_without_answers_,
                                   .now_ns = now});
   for (const policy::LevelChange& change : batch->plan.level_changes) {
     LowerLevel(*calls[change.call], change.from, change.to);

@@ -41,7 +41,8 @@ class StepResults {
 struct StepRunnerOptions {
   int32_t max_batch = 8;
   policy::StepLearnerOptions learner;
-  std::vector<policy::LevelPace> levels;  // as the model's
+  int32_t rows_without_answers = policy::kRowsWithoutAnswers;  // of prompts, in a step
+  std::vector<policy::LevelPace> levels;                       // as the model's
   SpeculationOptions speculation = {};
 };
 
@@ -104,6 +105,7 @@ class StepRunner {
   WorkerMetrics& metrics_;
   const size_t vocab_;
   policy::StepLearner learner_;
+  const int32_t rows_without_answers_;
   int64_t last_pass_ns_ = 0;  // end of the last step
   int32_t warm_passes_ = 0;   // steps since the last pause
   Speculator speculator_;

@@ -105,6 +105,22 @@ TEST_F(StepRunnerTest, PromptsAndAnswersShareSteps) {
   EXPECT_EQ(rows_[3], 1);
 }
 
+// A device that computes many rows at once says how many.
+TEST_F(StepRunnerTest, APromptAloneComesInThePiecesOfTheDevice) {
+  StepRunner runner(model_,
+                    {.max_batch = 4,
+                     .learner = {.us_per_row = 1, .full_row_ms = 1},
+                     .rows_without_answers = 24,
+                     .levels = {{1, 2}},
+                     .speculation = {}},
+                    calls_, inbox_, results(), clock_, metrics_);
+  const Call& call = Add(std::string(60, 'x'));
+  while (SinkOf(call).tokens() == 0) ASSERT_TRUE(runner.Step());
+  ASSERT_GE(rows_.size(), 3u);
+  EXPECT_EQ(rows_[0], 24);
+  EXPECT_EQ(rows_[1], 24);
+}
+
 TEST_F(StepRunnerTest, AnUrgentPromptPreemptsTheStepUnderWay) {
   const Call& slow = Add(std::string(60, 'x'));
   bool may_finish = false;

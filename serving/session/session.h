@@ -17,6 +17,7 @@
 #include "engine/session/answer_stream.h"
 #include "engine/session/conversation.h"
 #include "engine/session/solo_answer.h"
+#include "policy/constants.h"
 #include "policy/draft/token_tree.h"
 #include "serving/call/call.h"
 #include "serving/session/chunk_identity.h"
@@ -33,8 +34,9 @@ struct SessionEnv {
   const engine::ConversationEncoder& encoder;
   const ChunkNamer& namer;
   ServedWindow window = 0;
-  int32_t draft_slots = 0;                  // that drafts of a call take at most
-  telemetry::Recorder* recorder = nullptr;  // of the spans inside sampling; null: none
+  int32_t draft_slots = 0;                            // that drafts of a call take at most
+  int32_t prompt_rows = policy::kRowsWithoutAnswers;  // of prompts, in a step without answers
+  telemetry::Recorder* recorder = nullptr;            // of the spans inside sampling; null: none
 };
 
 // At which levels the tokens of a context are computed, in per cent; the levels fall.

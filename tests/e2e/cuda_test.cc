@@ -41,6 +41,7 @@ TEST(CudaServiceTest, AnswersOfTheGpuAreThoseOfTheCpu) {
   const std::string on_cpu = Converse("cpu", &log);
   const std::string on_gpu = Converse("cuda-on-cpu", &log);
   EXPECT_THAT(log, HasSubstr("the model is computed on the runner of CUDA kernels"));
+  EXPECT_THAT(log, HasSubstr("prompts are computed exactly"));
   EXPECT_EQ(on_gpu, on_cpu);
 }
 
