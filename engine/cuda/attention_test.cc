@@ -54,14 +54,12 @@ class Case {
     const TileLimits limits = LimitsOf(s, args_.bias.pairs != nullptr, bytes, bytes);
     const AttendTiles plan = PlanTiles(planned_, chosen_, half_contexts_,
                                        {.rows = tiles ? limits.rows : 0, .at_once = args_.rows});
-    args_.tile_rows = plan.rows;
     const auto launch = [&](const std::vector<AttendTile>& of, auto attend) {
-      if (of.empty()) return;
-      args_.tiles = Put(of);
-      args_.tile_count = static_cast<int>(of.size());
-      attend(gpu_.stream(), args_);
+      TakeTiles(of, Put(of), 0, args_.rows, &args_);
+      if (args_.tile_count > 0) attend(gpu_.stream(), args_);
     };
     launch(plan.tiles, gpu_.kernels().attend_tiles);
+    launch(plan.tails, gpu_.kernels().attend_tiles);
     launch(plan.single, gpu_.kernels().attend);
     std::vector<uint32_t> result(parts.size());
     std::memcpy(result.data(), args_.parts, bytes);

@@ -30,14 +30,20 @@ inline constexpr int kBiasFloats = 2 * kMaxBiasPairs + 2;  // of a query
 struct TileShared {
   RunBlocks blocks;
   RunValues values;
-  int32_t first_group[kTileWidths];           // the first of this width; kRunGroups: none
-  int32_t keys[kTileQueries];                 // of the run, that a row sees
-  float to_units[kTileQueries][kTileWidths];  // by row
-  float unit[kTileQueries][kTileWidths];
-  float zeros[kTileQueries][kTileWidths];  // by query
+  int32_t first_group[kTileWidths];  // the first of this width; kRunGroups: none
+  // By query.
+  float* part[kTileQueries];
+  int32_t row[kTileQueries];   // of the tile
+  int32_t keys[kTileQueries];  // of the run, that it sees
   float query_scale[kTileQueries];
   int32_t query_sum[kTileQueries];
+  float zeros[kTileQueries][kTileWidths];
+  // By row.
+  float to_units[kTileQueries][kTileWidths];
+  float unit[kTileQueries][kTileWidths];
 };
+
+inline constexpr int kTileSharedBytes = (sizeof(TileShared) + 15) / 16 * 16;
 
 // Words of a query's bytes in shared memory: an odd multiple of eight, so that eight rows of a
 // fragment lie in different banks.
@@ -46,11 +52,10 @@ constexpr int QueryWords(int head_dim) {
 }
 constexpr size_t TileSharedBytes(int head_dim, int queries, bool has_bias) {
   const int floats = QueryWords(head_dim) + (has_bias ? kBiasFloats : 0) + kScoreFloats;
-  return (sizeof(TileShared) + 15) / 16 * 16 +
-         static_cast<size_t>((queries + 15) / 16 * 16 * floats) * sizeof(float);
+  return kTileSharedBytes + static_cast<size_t>((queries + 15) / 16 * 16 * floats) * sizeof(float);
 }
 
-// Some rows of a tile and what they share.
+// What a thread block computes.
 struct Tile {
   int first;  // of the operation's rows
   int rows;
@@ -58,21 +63,31 @@ struct Tile {
   int keys;     // of the run, that the row that sees most sees
   int queries;  // rows * heads.count; query q is of row q / heads.count
   AttendHeads heads;
-  TileShared* s;
-  uint32_t* query;  // [queries, QueryWords]
-  float* bias;      // [queries, kBiasFloats]
-  float* scores;    // [queries, kScoreFloats]
+  // In shared memory after TileShared and the queries' bytes.
+  int bias_byte;
+  int scores_byte;
 
+  WITHY_DEVICE TileShared* shared() const { return reinterpret_cast<TileShared*>(SharedMemory()); }
+  // [queries, QueryWords]
+  WITHY_DEVICE uint32_t* query() const {
+    return reinterpret_cast<uint32_t*>(SharedMemory() + kTileSharedBytes);
+  }
+  WITHY_DEVICE float* Bias(int q) const {
+    return reinterpret_cast<float*>(SharedMemory() + bias_byte) + q * kBiasFloats;
+  }
+  WITHY_DEVICE float* Scores(int q) const {
+    return reinterpret_cast<float*>(SharedMemory() + scores_byte) + q * kScoreFloats;
+  }
   WITHY_DEVICE int Row(int q) const { return q / heads.count; }
   WITHY_DEVICE int Head(int q) const { return heads.Head(q % heads.count); }
   WITHY_DEVICE uint8_t* Probabilities(int q) const {
-    return reinterpret_cast<uint8_t*>(scores + q * kScoreFloats) + q % 2 * kOddBytes;
+    return reinterpret_cast<uint8_t*>(Scores(q)) + q % 2 * kOddBytes;
   }
   WITHY_DEVICE uint8_t* Sums(int q) const {
-    return reinterpret_cast<uint8_t*>(scores + q * kScoreFloats) + kSumsByte;
+    return reinterpret_cast<uint8_t*>(Scores(q)) + kSumsByte;
   }
   WITHY_DEVICE KvFormat Format(int group) const {
-    return static_cast<KvFormat>(LoadShared(&s->blocks.format[group]));
+    return static_cast<KvFormat>(LoadShared(&shared()->blocks.format[group]));
   }
 };
 
@@ -93,20 +108,25 @@ WITHY_DEVICE void LoadTileQueries(const AttendArgs& args, const Tile& tile) {
       words = LoadConst(reinterpret_cast<const Words4*>(args.queries.q + at * shape.head_dim) +
                         i % parts);
     }
-    StoreShared(reinterpret_cast<Words4*>(tile.query + q * QueryWords(shape.head_dim)) + i % parts,
-                words);
+    StoreShared(
+        reinterpret_cast<Words4*>(tile.query() + q * QueryWords(shape.head_dim)) + i % parts,
+        words);
   }
   const int q = ThreadX();
-  if (q < tile.rows) {
-    const int seen = args.row[PlannedRow(args, tile.first + q)].position + 1 - tile.run * kRunKeys;
-    StoreShared(&tile.s->keys[q], seen < kRunKeys ? seen : kRunKeys);
-  }
-  if (q < tile.queries) {
-    const int64_t at =
-        int64_t{PlannedRow(args, tile.first + tile.Row(q))} * shape.heads + tile.Head(q);
-    StoreShared(&tile.s->query_scale[q], LoadConst(args.queries.scale + at));
-    StoreShared(&tile.s->query_sum[q], LoadConst(args.queries.sum + at));
-  }
+  if (q >= tile.queries) return;
+  TileShared* const s = tile.shared();
+  const int row = tile.Row(q);
+  const int head = tile.Head(q);
+  const int planned = PlannedRow(args, tile.first + row);
+  const int seen = args.row[planned].position + 1 - tile.run * kRunKeys;
+  StoreShared(&s->row[q], row);
+  StoreShared(&s->keys[q], seen < kRunKeys ? seen : kRunKeys);
+  const int64_t part =
+      (int64_t{tile.first + row - args.first_row} * shape.heads + head) * args.runs + tile.run;
+  StoreShared(&s->part[q], args.parts + part * (shape.head_dim + kPartExtra));
+  const int64_t at = int64_t{planned} * shape.heads + head;
+  StoreShared(&s->query_scale[q], LoadConst(args.queries.scale + at));
+  StoreShared(&s->query_sum[q], LoadConst(args.queries.sum + at));
 }
 
 // What the run's first position makes of the factors of the key bias.
@@ -126,8 +146,8 @@ WITHY_DEVICE void LoadTileBias(const AttendArgs& args, const Tile& tile) {
     const float n = LoadConst(of_run + angle * 2 + 1);
     const float cosine = LoadConst(args.queries.bias + at);
     const float sine = LoadConst(args.queries.bias + at + 1);
-    StoreShared(tile.bias + q * kBiasFloats + pair * 2, cosine * c + sine * n);
-    StoreShared(tile.bias + q * kBiasFloats + pair * 2 + 1, sine * c - cosine * n);
+    StoreShared(tile.Bias(q) + pair * 2, cosine * c + sine * n);
+    StoreShared(tile.Bias(q) + pair * 2 + 1, sine * c - cosine * n);
   }
 }
 
@@ -149,7 +169,7 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
   const KvPlaces& at = args.places[static_cast<int>(format)];
-  const uint8_t* block = LoadShared(&tile.s->blocks.block[group]);
+  const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const auto* k = reinterpret_cast<const Words4*>(block + at.k) + g % 4;
   const int steps = args.shape.head_dim / 32;
   const int bits = KBitsOf(format);
@@ -159,7 +179,7 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
       if (step >= steps) break;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const Words4 words = Load(k + (step * 8 + t * 2 + n) * 4);
+        const Words4 words = LoadConst(k + (step * 8 + t * 2 + n) * 4);
 #pragma unroll
         for (int i = 0; i < 4; ++i) to->k[step][n][i] = words.w[i] ^ 0x80808080u;
       }
@@ -171,8 +191,8 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (step >= steps) break;
-    const Words4 words = Load(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
-    to->mean[step] = Load(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
+    const Words4 words = LoadConst(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
+    to->mean[step] = LoadConst(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       to->k[step][0][i] = (words.w[i] >> shift) & mask;
@@ -183,9 +203,9 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
 
 // Scales and zeros of K of the keys whose scores a lane has: 8t .. 8t + 7 of the warp's 32.
 struct KeyScales {
-  bool whole;  // 8 bits
+  int bits;
   float scale[8];
-  int32_t zero[8];
+  Words2 zeros;  // a byte each
   float mean_unit;
 };
 
@@ -197,14 +217,14 @@ WITHY_DEVICE void LoadKeyScales(const AttendArgs& args, const Tile& tile, KeySca
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
   const KvPlaces& at = args.places[static_cast<int>(format)];
-  const uint8_t* block = LoadShared(&tile.s->blocks.block[group]);
+  const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const int bits = KBitsOf(format);
-  to->whole = bits == 8;
+  to->bits = bits;
   if (bits == 8) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Words4 scales =
-          Load(reinterpret_cast<const Words4*>(block + at.k_scale + token * 4) + half);
+          LoadConst(reinterpret_cast<const Words4*>(block + at.k_scale + token * 4) + half);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to->scale[half * 4 + i] = BitsFloat(static_cast<int32_t>(scales.w[i]));
@@ -213,33 +233,32 @@ WITHY_DEVICE void LoadKeyScales(const AttendArgs& args, const Tile& tile, KeySca
     return;
   }
   const auto* units = reinterpret_cast<const float*>(block + at.units);
-  const float unit = Load(units);
-  to->mean_unit = Load(units + 2);
-  const Words2 scales = Load(reinterpret_cast<const Words2*>(block + at.k_scale + token));
-  const Words2 zeros = Load(reinterpret_cast<const Words2*>(block + at.zero + token));
+  const float unit = LoadConst(units);
+  to->mean_unit = LoadConst(units + 2);
+  const Words2 scales = LoadConst(reinterpret_cast<const Words2*>(block + at.k_scale + token));
+  to->zeros = LoadConst(reinterpret_cast<const Words2*>(block + at.zero + token));
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int shift = i % 4 * 8;
-    to->scale[i] = static_cast<float>(scales.w[i / 4] >> shift & 255) * unit;
-    to->zero[i] = ZeroUnits(bits, static_cast<int>(zeros.w[i / 4] >> shift & 15));
+    to->scale[i] = static_cast<float>(scales.w[i / 4] >> (i % 4 * 8) & 255) * unit;
   }
 }
 
 // Scores of a query for a lane's eight keys, of the sums of products with keys and means.
 WITHY_DEVICE void ScaleScores(const Tile& tile, int q, const KeyScales& keys, int32_t mean,
                               const int32_t (&dot)[8], float (&score)[8]) {
-  const float q_scale = LoadShared(&tile.s->query_scale[q]);
-  if (keys.whole) {
+  const float q_scale = LoadShared(&tile.shared()->query_scale[q]);
+  if (keys.bits == 8) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) score[i] = static_cast<float>(dot[i]) * keys.scale[i] * q_scale;
     return;
   }
-  const int32_t sum = LoadShared(&tile.s->query_sum[q]);
+  const int32_t sum = LoadShared(&tile.shared()->query_sum[q]);
   const float of_mean = static_cast<float>(mean - kKvMeanZero * sum) * keys.mean_unit * q_scale;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float fields =
-        static_cast<float>(dot[i] * kKvZeroUnits - keys.zero[i] * sum) * keys.scale[i];
+    const int zero =
+        ZeroUnits(keys.bits, static_cast<int>(keys.zeros.w[i / 4] >> (i % 4 * 8) & 15));
+    const float fields = static_cast<float>(dot[i] * kKvZeroUnits - zero * sum) * keys.scale[i];
     score[i] = Fma(fields, q_scale * (1.0f / kKvZeroUnits), of_mean);
   }
 }
@@ -248,11 +267,12 @@ WITHY_DEVICE void AddTileBias(const AttendArgs& args, const Tile& tile, int q, i
                               float (&score)[8]) {
   const int kv_head = tile.heads.kv_head;
   const int pairs = LoadConst(args.bias.counts + kv_head);
+#pragma unroll 1
   for (int pair = 0; pair < pairs; ++pair) {
     const int angle = args.bias.pairs[kv_head * kMaxBiasPairs + pair].angle;
     const float* in_run = args.bias.in_run + int64_t{angle} * 2 * kRunKeys + key;
-    const float cosine = LoadShared(tile.bias + q * kBiasFloats + pair * 2);
-    const float sine = LoadShared(tile.bias + q * kBiasFloats + pair * 2 + 1);
+    const float cosine = LoadShared(tile.Bias(q) + pair * 2);
+    const float sine = LoadShared(tile.Bias(q) + pair * 2 + 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Words4 c = LoadConst(reinterpret_cast<const Words4*>(in_run) + half);
@@ -300,13 +320,14 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
   LoadKeyScales(args, tile, &scales);
   const int steps = args.shape.head_dim / 32;
   const int words = QueryWords(args.shape.head_dim);
+#pragma unroll 1
   for (int m = 0; m < tile.queries; m += 16) {
     int32_t dot[4][4] = {};
     int32_t mean[4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step >= steps) break;
-      const auto* query = reinterpret_cast<const Words2*>(tile.query + (m + g) * words) + t;
+      const auto* query = reinterpret_cast<const Words2*>(tile.query() + (m + g) * words) + t;
       const Words2 of_g = LoadShared(query + step * 4);
       const Words2 of_g8 = LoadShared(query + step * 4 + words * 4);
       const uint32_t a[4] = {of_g.w[0], of_g8.w[0], of_g.w[1], of_g8.w[1]};
@@ -331,7 +352,7 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
       ScaleScores(tile, q, scales, mean[2 * high], of_key, score);
       const int key = warp * 32 + t * 8;
       if (args.bias.pairs != nullptr) AddTileBias(args, tile, q, key, score);
-      StoreEight(tile.scores + q * kScoreFloats + key, score, true);
+      StoreEight(tile.Scores(q) + key, score, true);
     }
   }
 }
@@ -344,15 +365,17 @@ WITHY_DEVICE void FindFirstGroups(const Tile& tile) {
          (first * kChunkTokens >= tile.keys || WidthOf(tile.Format(first)) != width)) {
     ++first;
   }
-  StoreShared(&tile.s->first_group[width], first);
+  StoreShared(&tile.shared()->first_group[width], first);
 }
 
 // The largest V scale of each width among the keys that a row sees; a warp for each row.
 WITHY_DEVICE void FindTileUnits(const Tile& tile) {
-  TileShared* const s = tile.s;
+  TileShared* const s = tile.shared();
   const int lane = ThreadX() % 32;
+#pragma unroll 1
   for (int row = ThreadX() / 32; row < tile.rows; row += kWarps) {
-    const int keys = LoadShared(&s->keys[row]);
+    const int keys = LoadShared(&s->keys[row * tile.heads.count]);
+#pragma unroll 1
     for (int width = 0; width < kTileWidths; ++width) {
       const int first = LoadShared(&s->first_group[width]) * kChunkTokens;
       if (first >= keys) continue;
@@ -370,88 +393,102 @@ WITHY_DEVICE void FindTileUnits(const Tile& tile) {
   }
 }
 
-// A warp turns scores of its queries into probabilities. Writes maxima, sums and densities.
-template <typename PartOf>
-WITHY_DEVICE void TileSoftmax(const AttendArgs& args, const Tile& tile, PartOf part_of) {
-  constexpr int kKeys = kRunKeys / 32;  // of a lane
-  TileShared* const s = tile.s;
+inline constexpr int kLaneKeys = kRunKeys / 32;  // key 32 i + lane is a lane's i-th
+
+// Rounds probabilities times V scales and writes them in the place of the scores. Adds up the zeros
+// of V, by width.
+template <bool kLower>
+WITHY_DEVICE void RoundProbabilities(const Tile& tile, int q, const float (&p)[kLaneKeys],
+                                     const float (&v_scale)[kLaneKeys], uint32_t widths) {
+  TileShared* const s = tile.shared();
   const int lane = ThreadX() % 32;
-  float v_scale[kKeys];
-  VWidth width[kKeys];
+  const int row = LoadShared(&s->row[q]);
+  const int keys = LoadShared(&s->keys[q]);
+  const float of_8 = LoadShared(&s->to_units[row][kV8]);
+  const float of_4 = kLower ? LoadShared(&s->to_units[row][kV4]) : 0.0f;
+  const float of_2 = kLower ? LoadShared(&s->to_units[row][kV2]) : 0.0f;
+  uint8_t* const high = tile.Probabilities(q) + lane;
+  int32_t zeros[kTileWidths] = {};
 #pragma unroll
-  for (int step = 0; step < kKeys; ++step) {
-    const int key = step * 32 + lane;
-    v_scale[step] = LoadShared(&s->values.scale[key]);
-    width[step] = WidthOf(tile.Format(key / kChunkTokens));
+  for (int i = 0; i < kLaneKeys; ++i) {
+    const int key = i * 32 + lane;
+    const uint32_t width = widths >> (2 * i) & 3;
+    float to_units = of_8;
+    if (kLower) to_units = width == kV8 ? of_8 : width == kV4 ? of_4 : of_2;
+    const int32_t rounded = RoundToInt(p[i] * (v_scale[i] * to_units));
+    const int32_t units = key < keys ? rounded : 0;
+    if (kLower) {
+      const int32_t zero = units * LoadShared(&s->values.zero[key]);
+      zeros[kV4] += width == kV4 ? zero : 0;
+      zeros[kV2] += width == kV2 ? zero : 0;
+    }
+    StoreShared(high + i * 32, static_cast<uint8_t>(units >> 7));
+    StoreShared(high + kRunKeys + i * 32, static_cast<uint8_t>(units & 127));
   }
-  const bool lower = LoadShared(&s->first_group[kV8]) != 0 ||
-                     LoadShared(&s->first_group[kV4]) < kRunGroups ||
-                     LoadShared(&s->first_group[kV2]) < kRunGroups;
+  if (kLower) {
+    zeros[kV4] = WarpSum(zeros[kV4]);
+    zeros[kV2] = WarpSum(zeros[kV2]);
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int w = 0; w < kTileWidths; ++w) {
+    StoreShared(&s->zeros[q][w], static_cast<float>(zeros[w]) * (1.0f / kKvZeroUnits));
+  }
+}
+
+// A warp turns scores of its queries into probabilities. Writes maxima, sums and densities. kLower:
+// some V has fewer than 8 bits.
+template <bool kLower>
+WITHY_DEVICE void TileSoftmax(const AttendArgs& args, const Tile& tile) {
+  TileShared* const s = tile.shared();
+  const int lane = ThreadX() % 32;
+  float v_scale[kLaneKeys];
+  uint32_t widths = 0;  // two bits a key
+#pragma unroll
+  for (int i = 0; i < kLaneKeys; ++i) {
+    const int key = i * 32 + lane;
+    v_scale[i] = LoadShared(&s->values.scale[key]);
+    if (kLower) {
+      widths |= static_cast<uint32_t>(WidthOf(tile.Format(key / kChunkTokens))) << (2 * i);
+    }
+  }
+#pragma unroll 1
   for (int q = ThreadX() / 32; q < tile.queries; q += kWarps) {
-    const int row = tile.Row(q);
-    const int keys = LoadShared(&s->keys[row]);
+    const int keys = LoadShared(&s->keys[q]);
     if (keys <= 0) continue;
-    const float* scores = tile.scores + q * kScoreFloats;
-    float v[kKeys];
+    const float* scores = tile.Scores(q) + lane;
+    float p[kLaneKeys];
     float max = -3.0e38f;
 #pragma unroll
-    for (int step = 0; step < kKeys; ++step) {
-      const int key = step * 32 + lane;
-      if (key < keys) {
-        v[step] = LoadShared(scores + key);
-        max = Max(max, v[step]);
-      } else {
-        v[step] = -3.0e38f;
-      }
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float score = LoadShared(scores + i * 32);
+      p[i] = i * 32 + lane < keys ? score : -3.0e38f;
+      max = Max(max, p[i]);
     }
     max = WarpMax(max);
     SyncWarp();  // probabilities take the place of the scores
-    float to_units[kTileWidths];
-#pragma unroll
-    for (int w = 0; w < kTileWidths; ++w) to_units[w] = LoadShared(&s->to_units[row][w]);
-    uint8_t* const high = tile.Probabilities(q) + lane;
-    float* const part = part_of(q);
     float sum = 0.0f;
-    int32_t zeros[kTileWidths] = {};
 #pragma unroll
-    for (int step = 0; step < kKeys; ++step) {
-      const int key = step * 32 + lane;
-      float p = 0.0f;
-      int32_t units = 0;
-      if (key < keys) {
-        p = Exp(v[step] - max);
-        float factor = to_units[kV8];
-        if (lower) {
-          factor = width[step] == kV8 ? factor : width[step] == kV4 ? to_units[kV4] : to_units[kV2];
-        }
-        units = RoundToInt(p * (v_scale[step] * factor));
-        if (lower) {
-          const int32_t zero = units * LoadShared(&s->values.zero[key]);
-          if (width[step] == kV4) zeros[kV4] += zero;
-          if (width[step] == kV2) zeros[kV2] += zero;
-        }
-      }
-      sum += p;
-      StoreShared(high + step * 32, static_cast<uint8_t>(units >> 7));
-      StoreShared(high + kRunKeys + step * 32, static_cast<uint8_t>(units & 127));
-      if (args.densities) {
-        float density = p;
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float e = Exp(p[i] - max);
+      p[i] = i * 32 + lane < keys ? e : 0.0f;
+      sum += p[i];
+    }
+    RoundProbabilities<kLower>(tile, q, p, v_scale, widths);
+    float* const part = LoadShared(&s->part[q]) + args.shape.head_dim;
+    if (args.densities) {
+#pragma unroll
+      for (int i = 0; i < kLaneKeys; ++i) {
+        float density = p[i];
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) density += ShuffleXor(density, d);
-        if (lane % 16 == 0) Store(part + args.shape.head_dim + 2 + key / kChunkTokens, density);
+        if (lane % 16 == 0) Store(part + 2 + i * 2 + lane / 16, density);
       }
     }
     sum = WarpSum(sum);
-    if (lower) {
-      zeros[kV4] = WarpSum(zeros[kV4]);
-      zeros[kV2] = WarpSum(zeros[kV2]);
-    }
-    if (lane != 0) continue;
-    Store(part + args.shape.head_dim, max);
-    Store(part + args.shape.head_dim + 1, sum);
-#pragma unroll
-    for (int w = 0; w < kTileWidths; ++w) {
-      StoreShared(&s->zeros[q][w], static_cast<float>(zeros[w]) * (1.0f / kKvZeroUnits));
+    if (lane == 0) {
+      Store(part, max);
+      Store(part + 1, sum);
     }
   }
 }
@@ -501,14 +538,14 @@ WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
     if (group * kChunkTokens >= tile.keys) break;
     const KvFormat format = tile.Format(group);
     const uint8_t* v =
-        LoadShared(&tile.s->blocks.block[group]) + args.places[static_cast<int>(format)].v;
+        LoadShared(&tile.shared()->blocks.block[group]) + args.places[static_cast<int>(format)].v;
     const VWidth width = WidthOf(format);
     to->width[pair] = width;
     if (width == kV8) {
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) {
         const Words4 words =
-            Load(reinterpret_cast<const Words4*>(v + (quad * args.shape.head_dim + d) * 4));
+            LoadConst(reinterpret_cast<const Words4*>(v + (quad * args.shape.head_dim + d) * 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) to->v[pair][quad][i] = words.w[i];
       }
@@ -516,7 +553,7 @@ WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Words4 words =
-            Load(reinterpret_cast<const Words4*>(v + d / 16 * 128 + half * 64 + d % 16 * 4));
+            LoadConst(reinterpret_cast<const Words4*>(v + d / 16 * 128 + half * 64 + d % 16 * 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           to->v[pair][half * 2][i] = words.w[i] & 0x0f0f0f0fu;
@@ -524,7 +561,7 @@ WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
         }
       }
     } else {
-      const Words4 words = Load(reinterpret_cast<const Words4*>(v + d / 16 * 64 + d % 16 * 4));
+      const Words4 words = LoadConst(reinterpret_cast<const Words4*>(v + d / 16 * 64 + d % 16 * 4));
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) {
 #pragma unroll
@@ -626,12 +663,12 @@ WITHY_DEVICE void AddWidth(const Tile& tile, int m, int width, int32_t (&sums)[4
   for (int high = 0; high < 2; ++high) {
     const int q = m + g + 8 * high;
     if (q >= tile.queries) break;
-    const int row = tile.Row(q);
-    if (LoadShared(&tile.s->first_group[width]) * kChunkTokens >= LoadShared(&tile.s->keys[row])) {
+    if (LoadShared(&tile.shared()->first_group[width]) * kChunkTokens >=
+        LoadShared(&tile.shared()->keys[q])) {
       continue;
     }
-    const float zeros = LoadShared(&tile.s->zeros[q][width]);
-    const float unit = LoadShared(&tile.s->unit[row][width]);
+    const float zeros = LoadShared(&tile.shared()->zeros[q][width]);
+    const float unit = LoadShared(&tile.shared()->unit[LoadShared(&tile.shared()->row[q])][width]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float value = static_cast<float>(SumOf(sums, high, i)) - zeros;
@@ -640,21 +677,22 @@ WITHY_DEVICE void AddWidth(const Tile& tile, int m, int width, int32_t (&sums)[4
   }
 }
 
-template <int kSteps, bool kMixed, typename PartOf>
+template <int kSteps, bool kMixed>
 WITHY_DEVICE void TileValues(const Tile& tile, const ValueShare<kSteps>& share,
-                             const ValueFragments<ValueShare<kSteps>::kPairs>& values,
-                             PartOf part_of) {
+                             const ValueFragments<ValueShare<kSteps>::kPairs>& values) {
   const int g = ThreadX() % 32 / 4;
   const int t = ThreadX() % 4;
   // All warps take as many turns, for the barriers.
   const int sixteens = (tile.queries + 15) / 16;
   const int turns = (sixteens + share.stride - 1) / share.stride;
+#pragma unroll 1
   for (int turn = 0; turn < turns; ++turn) {
     const int m = (turn * share.stride + share.first) * 16;
     const bool works = share.works && m < tile.queries;
     float out[2][8] = {};
+#pragma unroll 1
     for (int width = 0; width < kTileWidths; ++width) {
-      if (LoadShared(&tile.s->first_group[width]) == kRunGroups) continue;
+      if (LoadShared(&tile.shared()->first_group[width]) == kRunGroups) continue;
       int32_t sums[4][4] = {};
       if (works) SumTileValues<kSteps, kMixed>(tile, m, width, share, values, sums);
       if constexpr (ValueShare<kSteps>::kParts == 2) {
@@ -669,22 +707,17 @@ WITHY_DEVICE void TileValues(const Tile& tile, const ValueShare<kSteps>& share,
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
       const int q = m + g + 8 * high;
-      if (q >= tile.queries || LoadShared(&tile.s->keys[tile.Row(q)]) <= 0) continue;
-      StoreEight(part_of(q) + share.block * 32 + t * 8, out[high], false);
+      if (q >= tile.queries || LoadShared(&tile.shared()->keys[q]) <= 0) continue;
+      StoreEight(LoadShared(&tile.shared()->part[q]) + share.block * 32 + t * 8, out[high], false);
     }
   }
 }
 
-// Attention of a tile's rows to the run, of rows that read the same blocks.
+// Attention of a tile's rows to the run. All read the blocks that the first one does.
 template <int kSteps>
 WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
   const Shape& shape = args.shape;
-  TileShared* const s = tile.s;
-  const auto part_of = [&](int q) {
-    const int64_t at = tile.first + tile.Row(q) - args.first_row;
-    return args.parts + ((at * shape.heads + tile.Head(q)) * args.runs + tile.run) *
-                            (shape.head_dim + kPartExtra);
-  };
+  TileShared* const s = tile.shared();
   FindBlocks(args, args.row[PlannedRow(args, tile.first)], tile.run, tile.keys, tile.heads.kv_head,
              &s->blocks);
   LoadTileQueries(args, tile);
@@ -703,54 +736,48 @@ WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
   SyncBlock();
   FindTileUnits(tile);
   SyncBlock();
-  TileSoftmax(args, tile, part_of);
-  SyncBlock();
   int widths = 0;
 #pragma unroll
   for (int width = 0; width < kTileWidths; ++width) {
     widths += LoadShared(&s->first_group[width]) < kRunGroups ? 1 : 0;
   }
-  if (widths == 1) {
-    TileValues<kSteps, false>(tile, share, values, part_of);
+  if (widths == 1 && LoadShared(&s->first_group[kV8]) == 0) {
+    TileSoftmax<false>(args, tile);
   } else {
-    TileValues<kSteps, true>(tile, share, values, part_of);
+    TileSoftmax<true>(args, tile);
+  }
+  SyncBlock();
+  if (widths == 1) {
+    TileValues<kSteps, false>(tile, share, values);
+  } else {
+    TileValues<kSteps, true>(tile, share, values);
   }
 }
 
-// Grid [runs, KV heads, tiles]; kSteps * 32 is at least head_dim.
+// Grid [runs of the tile with most, KV heads, tiles]; kSteps * 32 is at least head_dim.
 template <int kSteps>
-WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendTilesKernel(AttendArgs args) {
+WITHY_GLOBAL void WITHY_BLOCKS(kThreads, kSteps <= 4 ? 2 : 1) AttendTilesKernel(AttendArgs args) {
   const Shape& shape = args.shape;
   const AttendTile& of_block = args.tiles[BlockZ()];
-  if (of_block.rows == 0) return;
+  if (BlockX() >= of_block.runs) return;
   Tile tile;
-  tile.run = BlockX();
+  tile.run = of_block.first_run + BlockX();
+  const int seen = of_block.last_position + 1 - tile.run * kRunKeys;
+  tile.keys = seen < kRunKeys ? seen : kRunKeys;
+  tile.first = of_block.first;
+  tile.rows = of_block.rows;
   tile.heads.kv_head = BlockY();
   tile.heads.kv_heads = shape.kv_heads;
   tile.heads.group = shape.heads / shape.kv_heads;
   tile.heads.rank_major = shape.rank_major;
   tile.heads.first = 0;
-  tile.heads.count = HeadsOf(args, of_block.first, tile.heads.kv_head);
-  if (of_block.last_position < tile.run * kRunKeys || tile.heads.count == 0) return;
-  const int padded = (args.tile_rows * tile.heads.group + 15) / 16 * 16;
-  tile.s = reinterpret_cast<TileShared*>(SharedMemory());
-  tile.query = reinterpret_cast<uint32_t*>(SharedMemory() + (sizeof(TileShared) + 15) / 16 * 16);
-  tile.bias = reinterpret_cast<float*>(tile.query + padded * QueryWords(shape.head_dim));
-  tile.scores = tile.bias + (args.bias.pairs != nullptr ? padded * kBiasFloats : 0);
-  // Rows of a token tree read blocks of their own where their tails are.
-  const bool shares = of_block.tail_group >= (tile.run + 1) * kRunGroups;
-  tile.rows = shares ? of_block.rows : 1;
+  tile.heads.count = HeadsOf(args, tile.first, tile.heads.kv_head);
+  if (tile.heads.count == 0) return;
   tile.queries = tile.rows * tile.heads.count;
-  for (int first = 0; first < of_block.rows; first += tile.rows) {
-    tile.first = of_block.first + first;
-    const int last =
-        shares ? of_block.last_position : args.row[PlannedRow(args, tile.first)].position;
-    const int seen = last + 1 - tile.run * kRunKeys;
-    if (seen <= 0) continue;
-    tile.keys = seen < kRunKeys ? seen : kRunKeys;
-    AttendTileRows<kSteps>(args, tile);
-    SyncBlock();  // the next row's data take the same place
-  }
+  const int padded = (args.tile_rows * tile.heads.group + 15) / 16 * 16;
+  tile.bias_byte = kTileSharedBytes + padded * QueryWords(shape.head_dim) * 4;
+  tile.scores_byte = tile.bias_byte + (args.bias.pairs != nullptr ? padded * kBiasFloats * 4 : 0);
+  AttendTileRows<kSteps>(args, tile);
 }
 
 }  // namespace withy::engine::WITHY_GPU

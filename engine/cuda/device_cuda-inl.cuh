@@ -10,6 +10,8 @@
 #define WITHY_DEVICE __device__ __forceinline__
 #define WITHY_GLOBAL __global__
 #define WITHY_THREADS(n) __launch_bounds__(n, 1)
+// Registers for at least `blocks` thread blocks on a multiprocessor.
+#define WITHY_BLOCKS(threads, blocks) __launch_bounds__(threads, blocks)
 
 namespace withy::engine::gpu {
 

@@ -67,7 +67,7 @@ inline void Keep(void* stream, const KeepArgs& args) {
 }
 
 inline void Attend(void* stream, const AttendArgs& args) {
-  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.tile_count}, kThreads,
+  Launch("attend", AttendKernel, {args.tile_runs, args.shape.kv_heads, args.tile_count}, kThreads,
          sizeof(AttendShared), stream, args);
 }
 
@@ -76,7 +76,7 @@ inline void AttendTiles(void* stream, const AttendArgs& args) {
   const size_t shared = TileSharedBytes(s.head_dim, args.tile_rows * (s.heads / s.kv_heads),
                                         args.bias.pairs != nullptr);
   Launch("attend_tiles", s.head_dim <= 128 ? AttendTilesKernel<4> : AttendTilesKernel<8>,
-         {args.runs, s.kv_heads, args.tile_count}, kThreads, shared, stream, args);
+         {args.tile_runs, s.kv_heads, args.tile_count}, kThreads, shared, stream, args);
 }
 
 inline void Merge(void* stream, const AttendArgs& args) {

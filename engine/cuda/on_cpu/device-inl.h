@@ -19,6 +19,7 @@
 #define WITHY_DEVICE [[maybe_unused]] inline
 #define WITHY_GLOBAL [[maybe_unused]] inline
 #define WITHY_THREADS(n)
+#define WITHY_BLOCKS(threads, blocks)
 
 namespace withy::engine::gpu_on_cpu {
 
