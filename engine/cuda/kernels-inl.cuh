@@ -79,9 +79,17 @@ inline void AttendTiles(void* stream, const AttendArgs& args) {
          {args.tile_runs, s.kv_heads, args.tile_count}, kThreads, shared, stream, args);
 }
 
+template <int kShares>
+inline void LaunchMerge(void* stream, const AttendArgs& args) {
+  constexpr int kHeads = kHeadWarps / kShares;  // of a thread block
+  Launch("merge", MergeKernel<kShares>, {(args.shape.heads + kHeads - 1) / kHeads, args.rows, 1},
+         kHeadWarps * 32, kShares > 1 ? sizeof(float) * kHeads * kMaxHeadDim : 0, stream, args);
+}
+
 inline void Merge(void* stream, const AttendArgs& args) {
-  Launch("merge", MergeKernel, {(args.shape.heads + kHeadWarps - 1) / kHeadWarps, args.rows, 1},
-         kHeadWarps * 32, 0, stream, args);
+  constexpr int kManyHeads = 1024;  // that keep a card busy by a warp each
+  return args.rows * args.shape.heads < kManyHeads ? LaunchMerge<kHeadWarps>(stream, args)
+                                                   : LaunchMerge<1>(stream, args);
 }
 
 inline constexpr Kernels kKernels = {Repack, Embed, Norm,   Products,    StoreKv,
