@@ -505,14 +505,14 @@ struct ValueShare {
   int stride;
   bool works;
 
-  WITHY_DEVICE explicit ValueShare(int head_dim) {
+  WITHY_DEVICE ValueShare(int head_dim, int queries) {
     const int blocks = head_dim / 32;
     const int warp = ThreadX() / 32;
     stride = kWarps / (blocks * kParts);
     block = warp % blocks;
     part = warp / blocks % kParts;
     first = warp / (blocks * kParts);
-    works = first < stride;
+    works = first < stride && first * 16 < queries;
   }
 };
 
@@ -730,7 +730,7 @@ WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
     FindFirstGroups(tile);
     TileScores<kSteps>(args, tile, keys);
   }
-  const ValueShare<kSteps> share(shape.head_dim);
+  const ValueShare<kSteps> share(shape.head_dim, tile.queries);
   ValueFragments<ValueShare<kSteps>::kPairs> values;
   LoadValues<kSteps>(args, tile, share, &values);  // they arrive during what follows
   SyncBlock();
