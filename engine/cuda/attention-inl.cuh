@@ -98,9 +98,14 @@ WITHY_DEVICE void FindBlocks(const AttendArgs& args, const Row& row, int run, in
   StoreShared(&to->format[j], static_cast<int32_t>(format));
 }
 
-// Scales and zeros of V of a thread's key.
-WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, const RunBlocks& blocks,
-                                 RunValues* to) {
+struct ValueScale {
+  float scale;
+  int32_t zero;
+};
+
+// Of V of a key.
+WITHY_DEVICE ValueScale LoadValueScale(const AttendArgs& args, int key, int keys,
+                                       const RunBlocks& blocks) {
   float scale = 0.0f;
   int32_t zero = 0;
   if (key < keys) {
@@ -118,8 +123,11 @@ WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, cons
       zero = ZeroUnits(width == kV4 ? 4 : 2, Load(block + at.zero + token) >> 4);
     }
   }
-  StoreShared(&to->scale[key], scale);
-  StoreShared(&to->zero[key], zero);
+  return {scale, zero};
+}
+WITHY_DEVICE void StoreValueScale(int key, const ValueScale& v, RunValues* to) {
+  StoreShared(&to->scale[key], v.scale);
+  StoreShared(&to->zero[key], v.zero);
 }
 
 // The largest V scale of each width; a warp for each.
@@ -514,8 +522,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
   SyncBlock();
   for (heads.first = 0; heads.first < count; heads.first += kHeadsAtOnce) {
     heads.count = count - heads.first < kHeadsAtOnce ? count - heads.first : kHeadsAtOnce;
-    FindValueScale(args, ThreadX(), keys, s->blocks,
-                   &s->values);  // each time: the values use its place
+    // Each time: the values use its place.
+    StoreValueScale(ThreadX(), LoadValueScale(args, ThreadX(), keys, s->blocks), &s->values);
     LoadQueries(args, planned, heads, s);
     if (args.bias.pairs != nullptr) LoadBias(args, planned, run, heads, s);
     SyncBlock();

@@ -30,7 +30,7 @@ inline constexpr int kBiasFloats = 2 * kMaxBiasPairs + 2;  // of a query
 struct TileShared {
   RunBlocks blocks;
   RunValues values;
-  int32_t first_group[kTileWidths];  // the first of this width; kRunGroups: none
+  uint32_t groups[kTileWidths];  // whose V has this width, a bit each
   // By query.
   float* part[kTileQueries];
   int32_t row[kTileQueries];   // of the tile
@@ -63,20 +63,20 @@ struct Tile {
   int keys;     // of the run, that the row that sees most sees
   int queries;  // rows * heads.count; query q is of row q / heads.count
   AttendHeads heads;
-  // In shared memory after TileShared and the queries' bytes.
+  // In shared memory after TileShared and the scores.
+  int query_byte;
   int bias_byte;
-  int scores_byte;
 
   WITHY_DEVICE TileShared* shared() const { return reinterpret_cast<TileShared*>(SharedMemory()); }
   // [queries, QueryWords]
   WITHY_DEVICE uint32_t* query() const {
-    return reinterpret_cast<uint32_t*>(SharedMemory() + kTileSharedBytes);
+    return reinterpret_cast<uint32_t*>(SharedMemory() + query_byte);
   }
   WITHY_DEVICE float* Bias(int q) const {
     return reinterpret_cast<float*>(SharedMemory() + bias_byte) + q * kBiasFloats;
   }
   WITHY_DEVICE float* Scores(int q) const {
-    return reinterpret_cast<float*>(SharedMemory() + scores_byte) + q * kScoreFloats;
+    return reinterpret_cast<float*>(SharedMemory() + kTileSharedBytes) + q * kScoreFloats;
   }
   WITHY_DEVICE int Row(int q) const { return q / heads.count; }
   WITHY_DEVICE int Head(int q) const { return heads.Head(q % heads.count); }
@@ -304,7 +304,7 @@ WITHY_DEVICE void StoreEight(float* to, const float (&v)[8], bool shared) {
 
 // Scores of a warp's keys, for all queries.
 template <int kSteps>
-WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
+WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile, const KeyScales& scales,
                              const KeyFragments<kSteps>& keys) {
   const int warp = ThreadX() / 32;
   const int g = ThreadX() % 32 / 4;
@@ -316,8 +316,6 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
     const KvFormat format = tile.Format(warp * 2 + n);
     lower = lower || (format != KvFormat::kEmpty && KBitsOf(format) != 8);
   }
-  KeyScales scales;
-  LoadKeyScales(args, tile, &scales);
   const int steps = args.shape.head_dim / 32;
   const int words = QueryWords(args.shape.head_dim);
 #pragma unroll 1
@@ -357,15 +355,22 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
   }
 }
 
-WITHY_DEVICE void FindFirstGroups(const Tile& tile) {
-  const int width = ThreadX();
-  if (width >= kTileWidths) return;
-  int32_t first = 0;
-  while (first < kRunGroups &&
-         (first * kChunkTokens >= tile.keys || WidthOf(tile.Format(first)) != width)) {
-    ++first;
+// Groups that a row sees which sees `keys` keys of the run, a bit each.
+WITHY_DEVICE uint32_t SeenGroups(int keys) {
+  return keys <= 0 ? 0 : (2u << ((keys - 1) / kChunkTokens)) - 1;
+}
+
+// Which groups have V of a width; by one warp.
+WITHY_DEVICE void FindGroups(const Tile& tile) {
+  if (ThreadX() >= 32) return;
+  const int group = ThreadX() % kRunGroups;
+  const VWidth of_group = WidthOf(tile.Format(group));
+  const uint32_t seen = SeenGroups(tile.keys);
+#pragma unroll
+  for (int width = 0; width < kTileWidths; ++width) {
+    const uint32_t groups = Ballot(of_group == width) & seen;
+    if (ThreadX() == 0) StoreShared(&tile.shared()->groups[width], groups);
   }
-  StoreShared(&tile.shared()->first_group[width], first);
 }
 
 // The largest V scale of each width among the keys that a row sees; a warp for each row.
@@ -377,12 +382,15 @@ WITHY_DEVICE void FindTileUnits(const Tile& tile) {
     const int keys = LoadShared(&s->keys[row * tile.heads.count]);
 #pragma unroll 1
     for (int width = 0; width < kTileWidths; ++width) {
-      const int first = LoadShared(&s->first_group[width]) * kChunkTokens;
-      if (first >= keys) continue;
+      const uint32_t groups = LoadShared(&s->groups[width]);
+      if ((groups & SeenGroups(keys)) == 0) continue;
       float most = 0.0f;
-      for (int key = lane; key < keys; key += 32) {
-        if (WidthOf(tile.Format(key / kChunkTokens)) != width) continue;
-        most = Max(most, LoadShared(&s->values.scale[key]));
+#pragma unroll
+      for (int i = 0; i < kRunKeys / 32; ++i) {
+        const int key = i * 32 + lane;
+        const float scale = LoadShared(&s->values.scale[key]);
+        const bool counts = key < keys && (groups >> (key / kChunkTokens) & 1) != 0;
+        most = counts ? Max(most, scale) : most;
       }
       most = WarpMax(most);
       if (lane == 0) {
@@ -522,6 +530,30 @@ struct ValueFragments {
   uint32_t v[kPairs][4][4];
   VWidth width[kPairs];
 };
+
+// Has a warp's V brought into the second-level cache: registers for it are free later.
+template <int kSteps>
+WITHY_DEVICE void PrefetchValues(const AttendArgs& args, const Tile& tile,
+                                 const ValueShare<kSteps>& share) {
+  constexpr int kPairs = ValueShare<kSteps>::kPairs;
+  const int lane = ThreadX() % 32;
+  if (!share.works) return;
+#pragma unroll 1
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const int group = (share.part * kPairs + pair) * 4 + lane % 4;
+    if (group * kChunkTokens >= tile.keys) return;
+    const KvFormat format = tile.Format(group);
+    const VWidth width = WidthOf(format);
+    // 128 bytes are 32 dimensions of one quad at 8 bits, 16 of four at 4, 32 of four at 2.
+    const int stride = width == kV8 ? args.shape.head_dim * 4 : 128;
+    const uint8_t* v = LoadShared(&tile.shared()->blocks.block[group]) +
+                       args.places[static_cast<int>(format)].v +
+                       share.block * (width == kV4 ? 256 : 128) + lane / 4 * 16;
+    for (int line = 0; line < (width == kV8 ? 4 : width == kV4 ? 2 : 1); ++line) {
+      Prefetch(v + line * stride);
+    }
+  }
+}
 
 template <int kSteps>
 WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
@@ -663,10 +695,8 @@ WITHY_DEVICE void AddWidth(const Tile& tile, int m, int width, int32_t (&sums)[4
   for (int high = 0; high < 2; ++high) {
     const int q = m + g + 8 * high;
     if (q >= tile.queries) break;
-    if (LoadShared(&tile.shared()->first_group[width]) * kChunkTokens >=
-        LoadShared(&tile.shared()->keys[q])) {
-      continue;
-    }
+    const uint32_t seen = SeenGroups(LoadShared(&tile.shared()->keys[q]));
+    if ((LoadShared(&tile.shared()->groups[width]) & seen) == 0) continue;
     const float zeros = LoadShared(&tile.shared()->zeros[q][width]);
     const float unit = LoadShared(&tile.shared()->unit[LoadShared(&tile.shared()->row[q])][width]);
 #pragma unroll
@@ -692,7 +722,7 @@ WITHY_DEVICE void TileValues(const Tile& tile, const ValueShare<kSteps>& share,
     float out[2][8] = {};
 #pragma unroll 1
     for (int width = 0; width < kTileWidths; ++width) {
-      if (LoadShared(&tile.shared()->first_group[width]) == kRunGroups) continue;
+      if (LoadShared(&tile.shared()->groups[width]) == 0) continue;
       int32_t sums[4][4] = {};
       if (works) SumTileValues<kSteps, kMixed>(tile, m, width, share, values, sums);
       if constexpr (ValueShare<kSteps>::kParts == 2) {
@@ -723,14 +753,19 @@ WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
   LoadTileQueries(args, tile);
   if (args.bias.pairs != nullptr) LoadTileBias(args, tile);
   SyncBlock();
+  // All that is read is on its way before the first of it is waited for.
+  const ValueShare<kSteps> share(shape.head_dim, tile.queries);
+  const ValueScale v_scale = LoadValueScale(args, ThreadX(), tile.keys, s->blocks);
+  PrefetchValues<kSteps>(args, tile, share);
   {
+    KeyScales scales;
+    LoadKeyScales(args, tile, &scales);
     KeyFragments<kSteps> keys;
     LoadKeys<kSteps>(args, tile, &keys);
-    FindValueScale(args, ThreadX(), tile.keys, s->blocks, &s->values);
-    FindFirstGroups(tile);
-    TileScores<kSteps>(args, tile, keys);
+    StoreValueScale(ThreadX(), v_scale, &s->values);
+    FindGroups(tile);
+    TileScores<kSteps>(args, tile, scales, keys);
   }
-  const ValueShare<kSteps> share(shape.head_dim, tile.queries);
   ValueFragments<ValueShare<kSteps>::kPairs> values;
   LoadValues<kSteps>(args, tile, share, &values);  // they arrive during what follows
   SyncBlock();
@@ -739,9 +774,9 @@ WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
   int widths = 0;
 #pragma unroll
   for (int width = 0; width < kTileWidths; ++width) {
-    widths += LoadShared(&s->first_group[width]) < kRunGroups ? 1 : 0;
+    widths += LoadShared(&s->groups[width]) != 0 ? 1 : 0;
   }
-  if (widths == 1 && LoadShared(&s->first_group[kV8]) == 0) {
+  if (widths == 1 && LoadShared(&s->groups[kV8]) != 0) {
     TileSoftmax<false>(args, tile);
   } else {
     TileSoftmax<true>(args, tile);
@@ -775,8 +810,8 @@ WITHY_GLOBAL void WITHY_BLOCKS(kThreads, kSteps <= 4 ? 2 : 1) AttendTilesKernel(
   if (tile.heads.count == 0) return;
   tile.queries = tile.rows * tile.heads.count;
   const int padded = (args.tile_rows * tile.heads.group + 15) / 16 * 16;
-  tile.bias_byte = kTileSharedBytes + padded * QueryWords(shape.head_dim) * 4;
-  tile.scores_byte = tile.bias_byte + (args.bias.pairs != nullptr ? padded * kBiasFloats * 4 : 0);
+  tile.query_byte = kTileSharedBytes + padded * kScoreFloats * 4;
+  tile.bias_byte = tile.query_byte + padded * QueryWords(shape.head_dim) * 4;
   AttendTileRows<kSteps>(args, tile);
 }
 

@@ -67,6 +67,8 @@ WITHY_DEVICE Words4 LoadStream(const Words4* p) {
                : "l"(p));
   return v;
 }
+// Has the second-level cache load the line of p.
+WITHY_DEVICE void Prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <typename T>
 WITHY_DEVICE void Store(T* p, T v) {
   *p = v;

@@ -89,6 +89,7 @@ WITHY_DEVICE T LoadConst(const T* p, const Site& site = Site::Here()) {
 WITHY_DEVICE Words4 LoadStream(const Words4* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
+WITHY_DEVICE void Prefetch(const void*) {}  // a hint: an address that is none does no harm
 template <typename T>
 WITHY_DEVICE void Store(T* p, T v, const Site& site = Site::Here()) {
   Write(p, v, site);
