@@ -39,6 +39,7 @@ WITHY_DEVICE int ZeroUnits(int bits, int z) { return ((1 << bits) - 1) * kKvZero
 struct RunBlocks {
   const uint8_t* block[kRunGroups];
   int32_t format[kRunGroups];  // kEmpty: not visible
+  KvPlaces places[kRunGroups];
 };
 // Scales and zeros of V of a run's keys.
 struct RunValues {
@@ -93,8 +94,9 @@ WITHY_DEVICE void FindBlocks(const AttendArgs& args, const Row& row, int run, in
     block = BlockAt(args.contexts[row.context], args.shape.layers, args.layer, group * kChunkTokens,
                     &format);
   }
-  StoreShared(&to->block[j],
-              block + int64_t{kv_head} * args.places[static_cast<int>(format)].head_bytes);
+  const KvPlaces& places = args.places[static_cast<int>(format)];
+  StoreShared(&to->block[j], block + int64_t{kv_head} * places.head_bytes);
+  StoreShared(&to->places[j], places);
   StoreShared(&to->format[j], static_cast<int32_t>(format));
 }
 
@@ -112,7 +114,7 @@ WITHY_DEVICE ValueScale LoadValueScale(const AttendArgs& args, int key, int keys
     const int j = key / kChunkTokens;
     const int token = key % kChunkTokens;
     const auto format = static_cast<KvFormat>(LoadShared(&blocks.format[j]));
-    const KvPlaces& at = args.places[static_cast<int>(format)];
+    const KvPlaces at = LoadShared(&blocks.places[j]);
     const uint8_t* block = LoadShared(&blocks.block[j]);
     const VWidth width = WidthOf(format);
     if (width == kV8) {

@@ -168,35 +168,50 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
   *to = {};
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
-  const KvPlaces& at = args.places[static_cast<int>(format)];
+  const KvPlaces at = LoadShared(&tile.shared()->blocks.places[group]);
   const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const auto* k = reinterpret_cast<const Words4*>(block + at.k) + g % 4;
   const int steps = args.shape.head_dim / 32;
+  // No load waits for another: words are taken apart when all are on their way.
   const int bits = KBitsOf(format);
   if (bits == 8) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step >= steps) break;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const Words4 words = LoadConst(k + (step * 8 + t * 2 + n) * 4);
+        Words4 words = {};
+        if (step < steps) words = LoadConst(k + (step * 8 + t * 2 + n) * 4);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to->k[step][n][i] = words.w[i] ^ 0x80808080u;
+        for (int i = 0; i < 4; ++i) to->k[step][n][i] = words.w[i];
       }
     }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to->k[step][i / 4][i % 4] ^= 0x80808080u;
+    }
     return;
+  }
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Words4 words = {};
+    if (step < steps) {
+      words = LoadConst(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
+      to->mean[step] =
+          LoadConst(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to->k[step][0][i] = words.w[i];
   }
   const uint32_t mask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
   const int shift = bits == 4 ? 0 : t % 2 * 4;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    if (step >= steps) break;
-    const Words4 words = LoadConst(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
-    to->mean[step] = LoadConst(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      to->k[step][0][i] = (words.w[i] >> shift) & mask;
-      to->k[step][1][i] = (words.w[i] >> (shift + bits)) & mask;
+      const uint32_t word = to->k[step][0][i];
+      to->k[step][0][i] = (word >> shift) & mask;
+      to->k[step][1][i] = (word >> (shift + bits)) & mask;
     }
   }
 }
@@ -216,7 +231,7 @@ WITHY_DEVICE void LoadKeyScales(const AttendArgs& args, const Tile& tile, KeySca
   *to = {};
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
-  const KvPlaces& at = args.places[static_cast<int>(format)];
+  const KvPlaces at = LoadShared(&tile.shared()->blocks.places[group]);
   const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const int bits = KBitsOf(format);
   to->bits = bits;
@@ -547,7 +562,7 @@ WITHY_DEVICE void PrefetchValues(const AttendArgs& args, const Tile& tile,
     // 128 bytes are 32 dimensions of one quad at 8 bits, 16 of four at 4, 32 of four at 2.
     const int stride = width == kV8 ? args.shape.head_dim * 4 : 128;
     const uint8_t* v = LoadShared(&tile.shared()->blocks.block[group]) +
-                       args.places[static_cast<int>(format)].v +
+                       LoadShared(&tile.shared()->blocks.places[group]).v +
                        share.block * (width == kV4 ? 256 : 128) + lane / 4 * 16;
     for (int line = 0; line < (width == kV8 ? 4 : width == kV4 ? 2 : 1); ++line) {
       Prefetch(v + line * stride);
@@ -569,8 +584,8 @@ WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
     const int group = (share.part * ValueShare<kSteps>::kPairs + pair) * 4 + t;
     if (group * kChunkTokens >= tile.keys) break;
     const KvFormat format = tile.Format(group);
-    const uint8_t* v =
-        LoadShared(&tile.shared()->blocks.block[group]) + args.places[static_cast<int>(format)].v;
+    const uint8_t* v = LoadShared(&tile.shared()->blocks.block[group]) +
+                       LoadShared(&tile.shared()->blocks.places[group]).v;
     const VWidth width = WidthOf(format);
     to->width[pair] = width;
     if (width == kV8) {
