@@ -12,6 +12,7 @@
 #include "engine/cuda/device-inl.cuh"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/kv/encode.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace withy::engine::cuda {
@@ -431,6 +432,43 @@ TEST(CudaAttentionTest, MergesRunsInOrder) {
           << "seed " << seed << ", case " << i << ", " << at_once << " rows a launch";
     }
   }
+}
+
+// Rows of one context and level share a tile, as many as fit; a launch's rows and those of 16-bit
+// blocks are by themselves, and so are the tails of trees.
+TEST(CudaAttentionTest, PlansTilesOfRowsThatReadAlike) {
+  std::vector<engine::Row> asked(60);
+  std::vector<PlannedRow> rows(asked.size());
+  std::vector<int32_t> chosen;
+  for (int32_t i = 0; i < static_cast<int32_t>(rows.size()); ++i) {
+    engine::Row& row = asked[static_cast<size_t>(i)];
+    PlannedRow& planned = rows[static_cast<size_t>(i)];
+    planned.row = &row;
+    row.position = 600 + i;
+    row.context = i < 58 ? 0 : 1;
+    planned.level = i < 40 ? 1 : 0;
+    if (i >= 50 && i < 58) planned.tail_group = 33 + i % 2;  // in the third run
+    chosen.push_back(i);
+  }
+  const AttendTiles plan = PlanTiles(rows, chosen, {false, true}, {.rows = 16, .at_once = 32});
+  const auto spans = [](const std::vector<AttendTile>& tiles) {
+    std::vector<std::vector<int>> list;
+    for (const AttendTile& t : tiles) list.push_back({t.first, t.rows, t.first_run, t.runs});
+    return list;
+  };
+  EXPECT_THAT(spans(plan.tiles),
+              testing::ElementsAre(std::vector{0, 16, 0, 3}, std::vector{16, 16, 0, 3},
+                                   std::vector{32, 8, 0, 3}, std::vector{40, 10, 0, 3},
+                                   std::vector{50, 8, 0, 2}));
+  ASSERT_EQ(plan.tails.size(), 8u);
+  EXPECT_EQ(spans(plan.tails).front(), (std::vector{50, 1, 2, 1}));
+  EXPECT_THAT(spans(plan.single),
+              testing::ElementsAre(std::vector{58, 1, 0, 3}, std::vector{59, 1, 0, 3}));
+  AttendArgs args;
+  TakeTiles(plan.tiles, nullptr, 32, 28, &args);
+  EXPECT_EQ(args.tile_count, 3);
+  EXPECT_EQ(args.tile_rows, 10);
+  EXPECT_EQ(args.tile_runs, 3);
 }
 
 }  // namespace

@@ -570,6 +570,7 @@ WITHY_DEVICE void PrefetchValues(const AttendArgs& args, const Tile& tile,
   }
 }
 
+// Loads them as they lie in blocks; UnpackValues makes fragments of them once they have arrived.
 template <int kSteps>
 WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
                              const ValueShare<kSteps>& share,
@@ -577,44 +578,45 @@ WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
   const int g = ThreadX() % 32 / 4;
   const int t = ThreadX() % 4;
   const int d = share.block * 32 + g * 4;
-  *to = {};
-  if (!share.works) return;
 #pragma unroll
   for (int pair = 0; pair < ValueShare<kSteps>::kPairs; ++pair) {
     const int group = (share.part * ValueShare<kSteps>::kPairs + pair) * 4 + t;
-    if (group * kChunkTokens >= tile.keys) break;
-    const KvFormat format = tile.Format(group);
-    const uint8_t* v = LoadShared(&tile.shared()->blocks.block[group]) +
-                       LoadShared(&tile.shared()->blocks.places[group]).v;
-    const VWidth width = WidthOf(format);
+    const bool exists = share.works && group * kChunkTokens < tile.keys;
+    const VWidth width = exists ? WidthOf(tile.Format(group)) : kV8;
     to->width[pair] = width;
-    if (width == kV8) {
+    const int lines = !exists ? 0 : width == kV8 ? 4 : width == kV4 ? 2 : 1;
+    const int stride = width == kV8 ? args.shape.head_dim * 4 : 64;
+    const int at = width == kV8 ? d * 4 : d / 16 * 64 * lines + d % 16 * 4;
+    const uint8_t* v = nullptr;
+    if (exists) {
+      v = LoadShared(&tile.shared()->blocks.block[group]) +
+          LoadShared(&tile.shared()->blocks.places[group]).v + at;
+    }
+#pragma unroll
+    for (int line = 0; line < 4; ++line) {
+      Words4 words = {};
+      if (line < lines) words = LoadConst(reinterpret_cast<const Words4*>(v + line * stride));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to->v[pair][line][i] = words.w[i];
+    }
+  }
+}
+
+template <int kPairs>
+WITHY_DEVICE void UnpackValues(ValueFragments<kPairs>* values) {
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const VWidth width = values->width[pair];
+    if (width == kV8) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t first = values->v[pair][0][i];
+      const uint32_t second = values->v[pair][1][i];
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) {
-        const Words4 words =
-            LoadConst(reinterpret_cast<const Words4*>(v + (quad * args.shape.head_dim + d) * 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to->v[pair][quad][i] = words.w[i];
-      }
-    } else if (width == kV4) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Words4 words =
-            LoadConst(reinterpret_cast<const Words4*>(v + d / 16 * 128 + half * 64 + d % 16 * 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to->v[pair][half * 2][i] = words.w[i] & 0x0f0f0f0fu;
-          to->v[pair][half * 2 + 1][i] = words.w[i] >> 4 & 0x0f0f0f0fu;
-        }
-      }
-    } else {
-      const Words4 words = LoadConst(reinterpret_cast<const Words4*>(v + d / 16 * 64 + d % 16 * 4));
-#pragma unroll
-      for (int quad = 0; quad < 4; ++quad) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to->v[pair][quad][i] = words.w[i] >> (2 * quad) & 0x03030303u;
-        }
+        values->v[pair][quad][i] = width == kV4
+                                       ? (quad < 2 ? first : second) >> (quad % 2 * 4) & 0x0f0f0f0fu
+                                       : first >> (2 * quad) & 0x03030303u;
       }
     }
   }
@@ -797,6 +799,7 @@ WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
     TileSoftmax<true>(args, tile);
   }
   SyncBlock();
+  UnpackValues(&values);
   if (widths == 1) {
     TileValues<kSteps, false>(tile, share, values);
   } else {
