@@ -7,6 +7,7 @@
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
 #include "engine/cuda/attention_tile-inl.cuh"
+#include "engine/cuda/attention_tile_values-inl.cuh"
 #include "engine/cuda/merge-inl.cuh"
 // clang-format on
 #include "engine/cuda/kernels.h"
