@@ -386,18 +386,20 @@ absl::StatusOr<size_t> OpsCovered(const Folder& folder) {
   return seen.count();
 }
 
-struct Decode {
+struct PassCounts {
   KernelCounts total;
+  KernelCounts attention;
   uint64_t launches = 0;
 };
 
-// What a decode step asks for: after `context` tokens that the CPU has computed.
-absl::StatusOr<Decode> CountDecode(const Folder& folder, const std::string& path, int32_t context) {
+// What a pass of `rows` rows asks for, after `context` tokens that the CPU has computed.
+absl::StatusOr<PassCounts> CountPass(const Folder& folder, const std::string& path, int32_t context,
+                                     int32_t rows) {
   WITHY_ASSIGN_OR_RETURN(const auto cpu, OpenOnCpu(folder, path));
   WITHY_ASSIGN_OR_RETURN(const OnRunner on, OpenOnRunner(folder, path, {.counts = true}));
-  const ScratchKv kv(cpu->info(), context + 1);
+  const ScratchKv kv(cpu->info(), context + rows);
   std::mt19937 random(7);
-  const auto tokens = RandomTokens(random, context + 1, cpu->info().vocab_size);
+  const auto tokens = RandomTokens(random, context + rows, cpu->info().vocab_size);
   const std::span<const int32_t> all(tokens);
   WITHY_RETURN_IF_ERROR(
       engine::Prefill(*cpu, kv, all.first(static_cast<size_t>(context)), 0, nullptr));
@@ -405,13 +407,14 @@ absl::StatusOr<Decode> CountDecode(const Folder& folder, const std::string& path
   WITHY_RETURN_IF_ERROR(
       Forward(*on.model, kv, PlainRows(all.subspan(static_cast<size_t>(context)), context))
           .status());
-  Decode decode;
+  PassCounts pass;
   for (const auto& [name, counts] : on.gpu->runner().watch().counts()) {
-    decode.total.Add(counts);
-    decode.launches += counts.launches;
+    if (name == "attend_tiles") pass.attention.Add(counts);
+    pass.total.Add(counts);
+    pass.launches += counts.launches;
     std::fprintf(
         stderr,
-        "%-10s launches %4llu  MB asked %8.3f  sectors %8.3f  moved %8.3f  conflicts %.3f\n",
+        "%-12s launches %4llu  MB asked %8.3f  sectors %8.3f  moved %8.3f  conflicts %.3f\n",
         name.c_str(), static_cast<unsigned long long>(counts.launches),
         static_cast<double>(counts.load_bytes + counts.store_bytes) / 1e6,
         static_cast<double>(counts.sectors) * 32 / 1e6,
@@ -420,7 +423,7 @@ absl::StatusOr<Decode> CountDecode(const Folder& folder, const std::string& path
                                     : static_cast<double>(counts.shared_passes) /
                                           static_cast<double>(counts.shared_requests));
   }
-  return decode;
+  return pass;
 }
 
 // Bytes that a decode step of one layer and the head has to move: weights, keys and values, and
@@ -441,7 +444,7 @@ absl::Status MeasureDecode(const Folder& folder, nlohmann::json* out) {
   shape.layers = 1;
   shape.vocab_size = 2048;
   WITHY_ASSIGN_OR_RETURN(const std::string path, Write(folder, shape, "q8_0", "1.1b-layer.gguf"));
-  WITHY_ASSIGN_OR_RETURN(const Decode decode, CountDecode(folder, path, kContext));
+  WITHY_ASSIGN_OR_RETURN(const PassCounts decode, CountPass(folder, path, kContext, 1));
   const KernelCounts& total = decode.total;
   (*out)["sector_efficiency_decode"] = static_cast<double>(total.load_bytes + total.store_bytes) /
                                        (static_cast<double>(total.sectors) * 32);
@@ -449,13 +452,23 @@ absl::Status MeasureDecode(const Folder& folder, nlohmann::json* out) {
       static_cast<double>(total.unique_sectors) * 32 / IdealBytes(shape, 34.0 / 32, kContext);
   (*out)["bank_conflicts_per_access"] =
       static_cast<double>(total.shared_passes) / static_cast<double>(total.shared_requests);
+  // Rows of a prefill share the reading of keys.
+  shape.d_ff = 64;
+  WITHY_ASSIGN_OR_RETURN(const std::string narrow, Write(folder, shape, "q8_0", "narrow.gguf"));
+  WITHY_ASSIGN_OR_RETURN(const PassCounts prefill, CountPass(folder, narrow, 448, 64));
+  (*out)["attention_bytes_over_unique_prefill"] =
+      static_cast<double>(prefill.attention.sectors) /
+      static_cast<double>(prefill.attention.unique_sectors);
+  (*out)["attention_bank_conflicts_prefill"] =
+      static_cast<double>(prefill.attention.shared_passes) /
+      static_cast<double>(prefill.attention.shared_requests);
   uint64_t launches[2];
   for (const int layers : {1, 2}) {
     SynthShape small = SmallShape();
     small.layers = layers;
     WITHY_ASSIGN_OR_RETURN(const std::string file,
                            Write(folder, small, "q8_0", absl::StrCat("layers", layers, ".gguf")));
-    WITHY_ASSIGN_OR_RETURN(const Decode of, CountDecode(folder, file, 4));
+    WITHY_ASSIGN_OR_RETURN(const PassCounts of, CountPass(folder, file, 4, 1));
     launches[layers - 1] = of.launches;
   }
   (*out)["kernels_per_layer"] = launches[1] - launches[0];

@@ -307,13 +307,14 @@ struct KeepArgs {
   int count = 0;
 };
 
-// Rows [first, first + rows) of an operation, of one context, that compute as many heads. Each row
-// sees the keys in the slots of their positions, but for groups from `tail_group` on.
+// Attention of rows [first, first + rows) of an operation to runs [first_run, first_run + runs) of
+// one context's keys. In these runs, the rows read the same blocks and compute as many heads.
 struct AttendTile {
   int32_t first = 0;
-  int32_t rows = 0;                // 0: an empty tile
-  int32_t last_position = 0;       // of the row that sees most
-  int32_t tail_group = INT32_MAX;  // the first of any row
+  int32_t rows = 0;
+  int32_t first_run = 0;
+  int32_t runs = 0;           // 0: an empty tile
+  int32_t last_position = 0;  // of the row that sees most
 };
 
 struct AttendArgs {
@@ -324,7 +325,8 @@ struct AttendArgs {
   const AttendTile* tiles = nullptr;
   int tile_count = 0;
   int tile_rows = 0;  // of the tile with most
-  int runs = 0;       // of the row that sees most
+  int tile_runs = 0;
+  int runs = 0;  // of the row that sees most
   const Row* row = nullptr;
   const int32_t* wanted = nullptr;  // index of each row among the planned ones; null: the same
   const Context* contexts = nullptr;

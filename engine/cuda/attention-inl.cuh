@@ -39,6 +39,7 @@ WITHY_DEVICE int ZeroUnits(int bits, int z) { return ((1 << bits) - 1) * kKvZero
 struct RunBlocks {
   const uint8_t* block[kRunGroups];
   int32_t format[kRunGroups];  // kEmpty: not visible
+  KvPlaces places[kRunGroups];
 };
 // Scales and zeros of V of a run's keys.
 struct RunValues {
@@ -93,21 +94,27 @@ WITHY_DEVICE void FindBlocks(const AttendArgs& args, const Row& row, int run, in
     block = BlockAt(args.contexts[row.context], args.shape.layers, args.layer, group * kChunkTokens,
                     &format);
   }
-  StoreShared(&to->block[j],
-              block + int64_t{kv_head} * args.places[static_cast<int>(format)].head_bytes);
+  const KvPlaces& places = args.places[static_cast<int>(format)];
+  StoreShared(&to->block[j], block + int64_t{kv_head} * places.head_bytes);
+  StoreShared(&to->places[j], places);
   StoreShared(&to->format[j], static_cast<int32_t>(format));
 }
 
-// Scales and zeros of V of a thread's key.
-WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, const RunBlocks& blocks,
-                                 RunValues* to) {
+struct ValueScale {
+  float scale;
+  int32_t zero;
+};
+
+// Of V of a key.
+WITHY_DEVICE ValueScale LoadValueScale(const AttendArgs& args, int key, int keys,
+                                       const RunBlocks& blocks) {
   float scale = 0.0f;
   int32_t zero = 0;
   if (key < keys) {
     const int j = key / kChunkTokens;
     const int token = key % kChunkTokens;
     const auto format = static_cast<KvFormat>(LoadShared(&blocks.format[j]));
-    const KvPlaces& at = args.places[static_cast<int>(format)];
+    const KvPlaces at = LoadShared(&blocks.places[j]);
     const uint8_t* block = LoadShared(&blocks.block[j]);
     const VWidth width = WidthOf(format);
     if (width == kV8) {
@@ -118,8 +125,11 @@ WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, cons
       zero = ZeroUnits(width == kV4 ? 4 : 2, Load(block + at.zero + token) >> 4);
     }
   }
-  StoreShared(&to->scale[key], scale);
-  StoreShared(&to->zero[key], zero);
+  return {scale, zero};
+}
+WITHY_DEVICE void StoreValueScale(int key, const ValueScale& v, RunValues* to) {
+  StoreShared(&to->scale[key], v.scale);
+  StoreShared(&to->zero[key], v.zero);
 }
 
 // The largest V scale of each width; a warp for each.
@@ -516,8 +526,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
   SyncBlock();
   for (heads.first = 0; heads.first < count; heads.first += kHeadsAtOnce) {
     heads.count = count - heads.first < kHeadsAtOnce ? count - heads.first : kHeadsAtOnce;
-    FindValueScale(args, ThreadX(), keys, s->blocks,
-                   &s->values);  // each time: the values use its place
+    // Each time: the values use its place.
+    StoreValueScale(ThreadX(), LoadValueScale(args, ThreadX(), keys, s->blocks), &s->values);
     LoadQueries(args, planned, heads, s);
     if (args.bias.pairs != nullptr) LoadBias(args, planned, run, heads, s);
     SyncBlock();

@@ -1,6 +1,7 @@
 // Attention of tiles gives the bits of attention by single rows, for whatever rows and blocks.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -8,8 +9,10 @@
 
 #include "base/test_seed.h"
 #include "engine/cuda/attend_tiles.h"
+#include "engine/cuda/device-inl.cuh"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/kv/encode.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace withy::engine::cuda {
@@ -54,14 +57,12 @@ class Case {
     const TileLimits limits = LimitsOf(s, args_.bias.pairs != nullptr, bytes, bytes);
     const AttendTiles plan = PlanTiles(planned_, chosen_, half_contexts_,
                                        {.rows = tiles ? limits.rows : 0, .at_once = args_.rows});
-    args_.tile_rows = plan.rows;
     const auto launch = [&](const std::vector<AttendTile>& of, auto attend) {
-      if (of.empty()) return;
-      args_.tiles = Put(of);
-      args_.tile_count = static_cast<int>(of.size());
-      attend(gpu_.queue(), args_);
+      TakeTiles(of, Put(of), 0, args_.rows, &args_);
+      if (args_.tile_count > 0) attend(gpu_.queue(), args_);
     };
     launch(plan.tiles, gpu_.kernels().attend_tiles);
+    launch(plan.tails, gpu_.kernels().attend_tiles);
     launch(plan.single, gpu_.kernels().attend);
     std::vector<uint32_t> result(parts.size());
     std::memcpy(result.data(), args_.parts, bytes);
@@ -312,6 +313,162 @@ TEST(CudaAttentionTest, TilesAreRightInEveryOrder) {
       ASSERT_TRUE(got == expected) << c.Describe(got, expected);
     }
   }
+}
+
+// Parts of attention whose numbers do not matter, merged.
+class Merge {
+ public:
+  Merge(int rows, int heads, int head_dim, int runs, uint32_t seed)
+      : runs_(runs), stride_(static_cast<size_t>(head_dim + kPartExtra)) {
+    std::mt19937 random(seed);
+    args_.shape = {.heads = heads, .head_dim = head_dim, .rotation = 1};
+    args_.rows = rows;
+    args_.runs = runs;
+    args_.keep_floats = true;
+    args_.density_stride = runs * kRunGroups;
+    std::uniform_real_distribution<float> number(-4.0f, 4.0f);
+    parts_.resize(Heads() * static_cast<size_t>(runs) * stride_);
+    for (float& v : parts_) v = number(random);
+    for (int row = 0; row < rows; ++row) {
+      rows_.push_back(
+          {.position = static_cast<int>(random() % static_cast<uint32_t>(runs * kRunKeys))});
+    }
+    rows_.back().position = runs * kRunKeys - 1;
+  }
+
+  // Outputs, then densities: of the kernel, `at_once` rows a launch.
+  std::vector<float> Compute(int at_once) {
+    GpuOnCpu gpu({.checks = true});
+    const auto put = [&](const auto& values) {
+      const size_t bytes = values.size() * sizeof(values[0]);
+      void* const memory = *gpu.Allocate(bytes);
+      std::memcpy(memory, values.data(), bytes);
+      return memory;
+    };
+    AttendArgs args = args_;
+    const size_t width = static_cast<size_t>(args.shape.heads * args.shape.head_dim);
+    args.to.groups = static_cast<int>((width + kGroupInputs - 1) / kGroupInputs);
+    const size_t padded = static_cast<size_t>(args.to.groups * kGroupInputs);
+    args.to.floats =
+        static_cast<float*>(put(std::vector<float>(static_cast<size_t>(args.rows) * padded)));
+    args.density = static_cast<float*>(put(std::vector<float>(Densities())));
+    args.row = static_cast<const Row*>(put(rows_));
+    auto* const parts = static_cast<float*>(put(parts_));
+    for (int row = 0; row < args_.rows; row += at_once) {
+      args.first_row = row;
+      args.rows = std::min(at_once, args_.rows - row);
+      args.parts = parts + static_cast<size_t>(row * args.shape.heads * runs_) * stride_;
+      gpu.kernels().merge(gpu.stream(), args);
+    }
+    EXPECT_TRUE(gpu.runner().watch().findings().empty())
+        << on_cpu::Describe(gpu.runner().watch().findings().front());
+    std::vector<float> result;
+    for (int row = 0; row < args_.rows; ++row) {
+      const float* const of_row = args.to.floats + static_cast<size_t>(row) * padded;
+      result.insert(result.end(), of_row, of_row + width);
+    }
+    result.insert(result.end(), args.density, args.density + Densities());
+    return result;
+  }
+
+  // The same, one number after the other.
+  std::vector<float> Expected() const {
+    const auto head_dim = static_cast<size_t>(args_.shape.head_dim);
+    std::vector<float> outputs;
+    std::vector<float> densities(Densities());
+    for (size_t i = 0; i < Heads(); ++i) {
+      const int position = rows_[i / static_cast<size_t>(args_.shape.heads)].position;
+      const auto runs = static_cast<size_t>(position / kRunKeys + 1);
+      const float* const part = parts_.data() + i * static_cast<size_t>(runs_) * stride_;
+      float max = -3.0e38f;
+      for (size_t run = 0; run < runs; ++run) max = std::max(max, part[run * stride_ + head_dim]);
+      std::vector<float> out(head_dim);
+      float sum = 0;
+      for (size_t run = 0; run < runs; ++run) {
+        const float* const of_run = part + run * stride_;
+        const float factor = gpu_on_cpu::Exp(of_run[head_dim] - max);
+        sum = std::fma(of_run[head_dim + 1], factor, sum);
+        for (size_t d = 0; d < head_dim; ++d) out[d] = std::fma(of_run[d], factor, out[d]);
+      }
+      for (const float v : out) outputs.push_back(v * (1.0f / sum));
+      for (size_t c = 0; c <= static_cast<size_t>(position / kChunkTokens); ++c) {
+        const float* const of_run = part + c / kRunGroups * stride_ + head_dim;
+        const float factor = gpu_on_cpu::Exp(of_run[0] - max) * (1.0f / sum);
+        densities[i * static_cast<size_t>(args_.density_stride) + c] =
+            std::fma(of_run[2 + c % kRunGroups], factor, 0.0f);
+      }
+    }
+    outputs.insert(outputs.end(), densities.begin(), densities.end());
+    return outputs;
+  }
+
+ private:
+  size_t Heads() const { return static_cast<size_t>(args_.rows * args_.shape.heads); }
+  size_t Densities() const { return Heads() * static_cast<size_t>(args_.density_stride); }
+
+  AttendArgs args_;
+  const int runs_;
+  const size_t stride_;  // of runs
+  std::vector<float> parts_;
+  std::vector<Row> rows_;
+};
+
+// Runs are added in order, and however many rows a launch has: warps share a head where these are
+// few.
+TEST(CudaAttentionTest, MergesRunsInOrder) {
+  const uint32_t seed = TestSeed();
+  std::mt19937 random(seed);
+  const auto between = [&](int least, int most) {
+    return least + static_cast<int>(random() % static_cast<uint32_t>(most - least + 1));
+  };
+  for (int i = 0; i < 6; ++i) {
+    const int heads = between(1, 40);
+    const int rows = i % 2 == 0 ? between(1, 3) : 1024 / heads + 1;
+    Merge merge(rows, heads, 32 * between(1, 8), i % 2 == 0 ? between(1, 70) : between(1, 3),
+                seed + static_cast<uint32_t>(i));
+    const std::vector<float> expected = merge.Expected();
+    for (const int at_once : {rows, 1}) {
+      EXPECT_TRUE(merge.Compute(at_once) == expected)
+          << "seed " << seed << ", case " << i << ", " << at_once << " rows a launch";
+    }
+  }
+}
+
+// Rows of one context and level share a tile, as many as fit; a launch's rows and those of 16-bit
+// blocks are by themselves, and so are the tails of trees.
+TEST(CudaAttentionTest, PlansTilesOfRowsThatReadAlike) {
+  std::vector<engine::Row> asked(60);
+  std::vector<PlannedRow> rows(asked.size());
+  std::vector<int32_t> chosen;
+  for (int32_t i = 0; i < static_cast<int32_t>(rows.size()); ++i) {
+    engine::Row& row = asked[static_cast<size_t>(i)];
+    PlannedRow& planned = rows[static_cast<size_t>(i)];
+    planned.row = &row;
+    row.position = 600 + i;
+    row.context = i < 58 ? 0 : 1;
+    planned.level = i < 40 ? 1 : 0;
+    if (i >= 50 && i < 58) planned.tail_group = 33 + i % 2;  // in the third run
+    chosen.push_back(i);
+  }
+  const AttendTiles plan = PlanTiles(rows, chosen, {false, true}, {.rows = 16, .at_once = 32});
+  const auto spans = [](const std::vector<AttendTile>& tiles) {
+    std::vector<std::vector<int>> list;
+    for (const AttendTile& t : tiles) list.push_back({t.first, t.rows, t.first_run, t.runs});
+    return list;
+  };
+  EXPECT_THAT(spans(plan.tiles),
+              testing::ElementsAre(std::vector{0, 16, 0, 3}, std::vector{16, 16, 0, 3},
+                                   std::vector{32, 8, 0, 3}, std::vector{40, 10, 0, 3},
+                                   std::vector{50, 8, 0, 2}));
+  ASSERT_EQ(plan.tails.size(), 8u);
+  EXPECT_EQ(spans(plan.tails).front(), (std::vector{50, 1, 2, 1}));
+  EXPECT_THAT(spans(plan.single),
+              testing::ElementsAre(std::vector{58, 1, 0, 3}, std::vector{59, 1, 0, 3}));
+  AttendArgs args;
+  TakeTiles(plan.tiles, nullptr, 32, 28, &args);
+  EXPECT_EQ(args.tile_count, 3);
+  EXPECT_EQ(args.tile_rows, 10);
+  EXPECT_EQ(args.tile_runs, 3);
 }
 
 }  // namespace

@@ -30,14 +30,20 @@ inline constexpr int kBiasFloats = 2 * kMaxBiasPairs + 2;  // of a query
 struct TileShared {
   RunBlocks blocks;
   RunValues values;
-  int32_t first_group[kTileWidths];           // the first of this width; kRunGroups: none
-  int32_t keys[kTileQueries];                 // of the run, that a row sees
-  float to_units[kTileQueries][kTileWidths];  // by row
-  float unit[kTileQueries][kTileWidths];
-  float zeros[kTileQueries][kTileWidths];  // by query
+  uint32_t groups[kTileWidths];  // whose V has this width, a bit each
+  // By query.
+  float* part[kTileQueries];
+  int32_t row[kTileQueries];   // of the tile
+  int32_t keys[kTileQueries];  // of the run, that it sees
   float query_scale[kTileQueries];
   int32_t query_sum[kTileQueries];
+  float zeros[kTileQueries][kTileWidths];
+  // By row.
+  float to_units[kTileQueries][kTileWidths];
+  float unit[kTileQueries][kTileWidths];
 };
+
+inline constexpr int kTileSharedBytes = (sizeof(TileShared) + 15) / 16 * 16;
 
 // Words of a query's bytes in shared memory: an odd multiple of eight, so that eight rows of a
 // fragment lie in different banks.
@@ -46,11 +52,10 @@ constexpr int QueryWords(int head_dim) {
 }
 constexpr size_t TileSharedBytes(int head_dim, int queries, bool has_bias) {
   const int floats = QueryWords(head_dim) + (has_bias ? kBiasFloats : 0) + kScoreFloats;
-  return (sizeof(TileShared) + 15) / 16 * 16 +
-         static_cast<size_t>((queries + 15) / 16 * 16 * floats) * sizeof(float);
+  return kTileSharedBytes + static_cast<size_t>((queries + 15) / 16 * 16 * floats) * sizeof(float);
 }
 
-// Some rows of a tile and what they share.
+// What a thread block computes.
 struct Tile {
   int first;  // of the operation's rows
   int rows;
@@ -58,21 +63,31 @@ struct Tile {
   int keys;     // of the run, that the row that sees most sees
   int queries;  // rows * heads.count; query q is of row q / heads.count
   AttendHeads heads;
-  TileShared* s;
-  uint32_t* query;  // [queries, QueryWords]
-  float* bias;      // [queries, kBiasFloats]
-  float* scores;    // [queries, kScoreFloats]
+  // In shared memory after TileShared and the scores.
+  int query_byte;
+  int bias_byte;
 
+  WITHY_DEVICE TileShared* shared() const { return reinterpret_cast<TileShared*>(SharedMemory()); }
+  // [queries, QueryWords]
+  WITHY_DEVICE uint32_t* query() const {
+    return reinterpret_cast<uint32_t*>(SharedMemory() + query_byte);
+  }
+  WITHY_DEVICE float* Bias(int q) const {
+    return reinterpret_cast<float*>(SharedMemory() + bias_byte) + q * kBiasFloats;
+  }
+  WITHY_DEVICE float* Scores(int q) const {
+    return reinterpret_cast<float*>(SharedMemory() + kTileSharedBytes) + q * kScoreFloats;
+  }
   WITHY_DEVICE int Row(int q) const { return q / heads.count; }
   WITHY_DEVICE int Head(int q) const { return heads.Head(q % heads.count); }
   WITHY_DEVICE uint8_t* Probabilities(int q) const {
-    return reinterpret_cast<uint8_t*>(scores + q * kScoreFloats) + q % 2 * kOddBytes;
+    return reinterpret_cast<uint8_t*>(Scores(q)) + q % 2 * kOddBytes;
   }
   WITHY_DEVICE uint8_t* Sums(int q) const {
-    return reinterpret_cast<uint8_t*>(scores + q * kScoreFloats) + kSumsByte;
+    return reinterpret_cast<uint8_t*>(Scores(q)) + kSumsByte;
   }
   WITHY_DEVICE KvFormat Format(int group) const {
-    return static_cast<KvFormat>(LoadShared(&s->blocks.format[group]));
+    return static_cast<KvFormat>(LoadShared(&shared()->blocks.format[group]));
   }
 };
 
@@ -93,20 +108,25 @@ WITHY_DEVICE void LoadTileQueries(const AttendArgs& args, const Tile& tile) {
       words = LoadConst(reinterpret_cast<const Words4*>(args.queries.q + at * shape.head_dim) +
                         i % parts);
     }
-    StoreShared(reinterpret_cast<Words4*>(tile.query + q * QueryWords(shape.head_dim)) + i % parts,
-                words);
+    StoreShared(
+        reinterpret_cast<Words4*>(tile.query() + q * QueryWords(shape.head_dim)) + i % parts,
+        words);
   }
   const int q = ThreadX();
-  if (q < tile.rows) {
-    const int seen = args.row[PlannedRow(args, tile.first + q)].position + 1 - tile.run * kRunKeys;
-    StoreShared(&tile.s->keys[q], seen < kRunKeys ? seen : kRunKeys);
-  }
-  if (q < tile.queries) {
-    const int64_t at =
-        int64_t{PlannedRow(args, tile.first + tile.Row(q))} * shape.heads + tile.Head(q);
-    StoreShared(&tile.s->query_scale[q], LoadConst(args.queries.scale + at));
-    StoreShared(&tile.s->query_sum[q], LoadConst(args.queries.sum + at));
-  }
+  if (q >= tile.queries) return;
+  TileShared* const s = tile.shared();
+  const int row = tile.Row(q);
+  const int head = tile.Head(q);
+  const int planned = PlannedRow(args, tile.first + row);
+  const int seen = args.row[planned].position + 1 - tile.run * kRunKeys;
+  StoreShared(&s->row[q], row);
+  StoreShared(&s->keys[q], seen < kRunKeys ? seen : kRunKeys);
+  const int64_t part =
+      (int64_t{tile.first + row - args.first_row} * shape.heads + head) * args.runs + tile.run;
+  StoreShared(&s->part[q], args.parts + part * (shape.head_dim + kPartExtra));
+  const int64_t at = int64_t{planned} * shape.heads + head;
+  StoreShared(&s->query_scale[q], LoadConst(args.queries.scale + at));
+  StoreShared(&s->query_sum[q], LoadConst(args.queries.sum + at));
 }
 
 // What the run's first position makes of the factors of the key bias.
@@ -126,8 +146,8 @@ WITHY_DEVICE void LoadTileBias(const AttendArgs& args, const Tile& tile) {
     const float n = LoadConst(of_run + angle * 2 + 1);
     const float cosine = LoadConst(args.queries.bias + at);
     const float sine = LoadConst(args.queries.bias + at + 1);
-    StoreShared(tile.bias + q * kBiasFloats + pair * 2, cosine * c + sine * n);
-    StoreShared(tile.bias + q * kBiasFloats + pair * 2 + 1, sine * c - cosine * n);
+    StoreShared(tile.Bias(q) + pair * 2, cosine * c + sine * n);
+    StoreShared(tile.Bias(q) + pair * 2 + 1, sine * c - cosine * n);
   }
 }
 
@@ -148,44 +168,59 @@ WITHY_DEVICE void LoadKeys(const AttendArgs& args, const Tile& tile, KeyFragment
   *to = {};
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
-  const KvPlaces& at = args.places[static_cast<int>(format)];
-  const uint8_t* block = LoadShared(&tile.s->blocks.block[group]);
+  const KvPlaces at = LoadShared(&tile.shared()->blocks.places[group]);
+  const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const auto* k = reinterpret_cast<const Words4*>(block + at.k) + g % 4;
   const int steps = args.shape.head_dim / 32;
+  // No load waits for another: words are taken apart when all are on their way.
   const int bits = KBitsOf(format);
   if (bits == 8) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step >= steps) break;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const Words4 words = Load(k + (step * 8 + t * 2 + n) * 4);
+        Words4 words = {};
+        if (step < steps) words = LoadConst(k + (step * 8 + t * 2 + n) * 4);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to->k[step][n][i] = words.w[i] ^ 0x80808080u;
+        for (int i = 0; i < 4; ++i) to->k[step][n][i] = words.w[i];
       }
     }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to->k[step][i / 4][i % 4] ^= 0x80808080u;
+    }
     return;
+  }
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Words4 words = {};
+    if (step < steps) {
+      words = LoadConst(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
+      to->mean[step] =
+          LoadConst(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to->k[step][0][i] = words.w[i];
   }
   const uint32_t mask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
   const int shift = bits == 4 ? 0 : t % 2 * 4;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    if (step >= steps) break;
-    const Words4 words = Load(k + (bits == 4 ? step * 4 + t : step * 2 + t / 2) * 4);
-    to->mean[step] = Load(reinterpret_cast<const uint32_t*>(block + at.k_mean) + step * 4 + t);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      to->k[step][0][i] = (words.w[i] >> shift) & mask;
-      to->k[step][1][i] = (words.w[i] >> (shift + bits)) & mask;
+      const uint32_t word = to->k[step][0][i];
+      to->k[step][0][i] = (word >> shift) & mask;
+      to->k[step][1][i] = (word >> (shift + bits)) & mask;
     }
   }
 }
 
 // Scales and zeros of K of the keys whose scores a lane has: 8t .. 8t + 7 of the warp's 32.
 struct KeyScales {
-  bool whole;  // 8 bits
+  int bits;
   float scale[8];
-  int32_t zero[8];
+  Words2 zeros;  // a byte each
   float mean_unit;
 };
 
@@ -196,15 +231,15 @@ WITHY_DEVICE void LoadKeyScales(const AttendArgs& args, const Tile& tile, KeySca
   *to = {};
   if (group * kChunkTokens >= tile.keys) return;
   const KvFormat format = tile.Format(group);
-  const KvPlaces& at = args.places[static_cast<int>(format)];
-  const uint8_t* block = LoadShared(&tile.s->blocks.block[group]);
+  const KvPlaces at = LoadShared(&tile.shared()->blocks.places[group]);
+  const uint8_t* block = LoadShared(&tile.shared()->blocks.block[group]);
   const int bits = KBitsOf(format);
-  to->whole = bits == 8;
+  to->bits = bits;
   if (bits == 8) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Words4 scales =
-          Load(reinterpret_cast<const Words4*>(block + at.k_scale + token * 4) + half);
+          LoadConst(reinterpret_cast<const Words4*>(block + at.k_scale + token * 4) + half);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to->scale[half * 4 + i] = BitsFloat(static_cast<int32_t>(scales.w[i]));
@@ -213,33 +248,32 @@ WITHY_DEVICE void LoadKeyScales(const AttendArgs& args, const Tile& tile, KeySca
     return;
   }
   const auto* units = reinterpret_cast<const float*>(block + at.units);
-  const float unit = Load(units);
-  to->mean_unit = Load(units + 2);
-  const Words2 scales = Load(reinterpret_cast<const Words2*>(block + at.k_scale + token));
-  const Words2 zeros = Load(reinterpret_cast<const Words2*>(block + at.zero + token));
+  const float unit = LoadConst(units);
+  to->mean_unit = LoadConst(units + 2);
+  const Words2 scales = LoadConst(reinterpret_cast<const Words2*>(block + at.k_scale + token));
+  to->zeros = LoadConst(reinterpret_cast<const Words2*>(block + at.zero + token));
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int shift = i % 4 * 8;
-    to->scale[i] = static_cast<float>(scales.w[i / 4] >> shift & 255) * unit;
-    to->zero[i] = ZeroUnits(bits, static_cast<int>(zeros.w[i / 4] >> shift & 15));
+    to->scale[i] = static_cast<float>(scales.w[i / 4] >> (i % 4 * 8) & 255) * unit;
   }
 }
 
 // Scores of a query for a lane's eight keys, of the sums of products with keys and means.
 WITHY_DEVICE void ScaleScores(const Tile& tile, int q, const KeyScales& keys, int32_t mean,
                               const int32_t (&dot)[8], float (&score)[8]) {
-  const float q_scale = LoadShared(&tile.s->query_scale[q]);
-  if (keys.whole) {
+  const float q_scale = LoadShared(&tile.shared()->query_scale[q]);
+  if (keys.bits == 8) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) score[i] = static_cast<float>(dot[i]) * keys.scale[i] * q_scale;
     return;
   }
-  const int32_t sum = LoadShared(&tile.s->query_sum[q]);
+  const int32_t sum = LoadShared(&tile.shared()->query_sum[q]);
   const float of_mean = static_cast<float>(mean - kKvMeanZero * sum) * keys.mean_unit * q_scale;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float fields =
-        static_cast<float>(dot[i] * kKvZeroUnits - keys.zero[i] * sum) * keys.scale[i];
+    const int zero =
+        ZeroUnits(keys.bits, static_cast<int>(keys.zeros.w[i / 4] >> (i % 4 * 8) & 15));
+    const float fields = static_cast<float>(dot[i] * kKvZeroUnits - zero * sum) * keys.scale[i];
     score[i] = Fma(fields, q_scale * (1.0f / kKvZeroUnits), of_mean);
   }
 }
@@ -248,11 +282,12 @@ WITHY_DEVICE void AddTileBias(const AttendArgs& args, const Tile& tile, int q, i
                               float (&score)[8]) {
   const int kv_head = tile.heads.kv_head;
   const int pairs = LoadConst(args.bias.counts + kv_head);
+#pragma unroll 1
   for (int pair = 0; pair < pairs; ++pair) {
     const int angle = args.bias.pairs[kv_head * kMaxBiasPairs + pair].angle;
     const float* in_run = args.bias.in_run + int64_t{angle} * 2 * kRunKeys + key;
-    const float cosine = LoadShared(tile.bias + q * kBiasFloats + pair * 2);
-    const float sine = LoadShared(tile.bias + q * kBiasFloats + pair * 2 + 1);
+    const float cosine = LoadShared(tile.Bias(q) + pair * 2);
+    const float sine = LoadShared(tile.Bias(q) + pair * 2 + 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Words4 c = LoadConst(reinterpret_cast<const Words4*>(in_run) + half);
@@ -284,7 +319,7 @@ WITHY_DEVICE void StoreEight(float* to, const float (&v)[8], bool shared) {
 
 // Scores of a warp's keys, for all queries.
 template <int kSteps>
-WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
+WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile, const KeyScales& scales,
                              const KeyFragments<kSteps>& keys) {
   const int warp = ThreadX() / 32;
   const int g = ThreadX() % 32 / 4;
@@ -296,17 +331,16 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
     const KvFormat format = tile.Format(warp * 2 + n);
     lower = lower || (format != KvFormat::kEmpty && KBitsOf(format) != 8);
   }
-  KeyScales scales;
-  LoadKeyScales(args, tile, &scales);
   const int steps = args.shape.head_dim / 32;
   const int words = QueryWords(args.shape.head_dim);
+#pragma unroll 1
   for (int m = 0; m < tile.queries; m += 16) {
     int32_t dot[4][4] = {};
     int32_t mean[4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step >= steps) break;
-      const auto* query = reinterpret_cast<const Words2*>(tile.query + (m + g) * words) + t;
+      const auto* query = reinterpret_cast<const Words2*>(tile.query() + (m + g) * words) + t;
       const Words2 of_g = LoadShared(query + step * 4);
       const Words2 of_g8 = LoadShared(query + step * 4 + words * 4);
       const uint32_t a[4] = {of_g.w[0], of_g8.w[0], of_g.w[1], of_g8.w[1]};
@@ -331,35 +365,47 @@ WITHY_DEVICE void TileScores(const AttendArgs& args, const Tile& tile,
       ScaleScores(tile, q, scales, mean[2 * high], of_key, score);
       const int key = warp * 32 + t * 8;
       if (args.bias.pairs != nullptr) AddTileBias(args, tile, q, key, score);
-      StoreEight(tile.scores + q * kScoreFloats + key, score, true);
+      StoreEight(tile.Scores(q) + key, score, true);
     }
   }
 }
 
-WITHY_DEVICE void FindFirstGroups(const Tile& tile) {
-  const int width = ThreadX();
-  if (width >= kTileWidths) return;
-  int32_t first = 0;
-  while (first < kRunGroups &&
-         (first * kChunkTokens >= tile.keys || WidthOf(tile.Format(first)) != width)) {
-    ++first;
+// Groups that a row sees which sees `keys` keys of the run, a bit each.
+WITHY_DEVICE uint32_t SeenGroups(int keys) {
+  return keys <= 0 ? 0 : (2u << ((keys - 1) / kChunkTokens)) - 1;
+}
+
+// Which groups have V of a width; by one warp.
+WITHY_DEVICE void FindGroups(const Tile& tile) {
+  if (ThreadX() >= 32) return;
+  const int group = ThreadX() % kRunGroups;
+  const VWidth of_group = WidthOf(tile.Format(group));
+  const uint32_t seen = SeenGroups(tile.keys);
+#pragma unroll
+  for (int width = 0; width < kTileWidths; ++width) {
+    const uint32_t groups = Ballot(of_group == width) & seen;
+    if (ThreadX() == 0) StoreShared(&tile.shared()->groups[width], groups);
   }
-  StoreShared(&tile.s->first_group[width], first);
 }
 
 // The largest V scale of each width among the keys that a row sees; a warp for each row.
 WITHY_DEVICE void FindTileUnits(const Tile& tile) {
-  TileShared* const s = tile.s;
+  TileShared* const s = tile.shared();
   const int lane = ThreadX() % 32;
+#pragma unroll 1
   for (int row = ThreadX() / 32; row < tile.rows; row += kWarps) {
-    const int keys = LoadShared(&s->keys[row]);
+    const int keys = LoadShared(&s->keys[row * tile.heads.count]);
+#pragma unroll 1
     for (int width = 0; width < kTileWidths; ++width) {
-      const int first = LoadShared(&s->first_group[width]) * kChunkTokens;
-      if (first >= keys) continue;
+      const uint32_t groups = LoadShared(&s->groups[width]);
+      if ((groups & SeenGroups(keys)) == 0) continue;
       float most = 0.0f;
-      for (int key = lane; key < keys; key += 32) {
-        if (WidthOf(tile.Format(key / kChunkTokens)) != width) continue;
-        most = Max(most, LoadShared(&s->values.scale[key]));
+#pragma unroll
+      for (int i = 0; i < kRunKeys / 32; ++i) {
+        const int key = i * 32 + lane;
+        const float scale = LoadShared(&s->values.scale[key]);
+        const bool counts = key < keys && (groups >> (key / kChunkTokens) & 1) != 0;
+        most = counts ? Max(most, scale) : most;
       }
       most = WarpMax(most);
       if (lane == 0) {
@@ -370,388 +416,103 @@ WITHY_DEVICE void FindTileUnits(const Tile& tile) {
   }
 }
 
-// A warp turns scores of its queries into probabilities. Writes maxima, sums and densities.
-template <typename PartOf>
-WITHY_DEVICE void TileSoftmax(const AttendArgs& args, const Tile& tile, PartOf part_of) {
-  constexpr int kKeys = kRunKeys / 32;  // of a lane
-  TileShared* const s = tile.s;
+inline constexpr int kLaneKeys = kRunKeys / 32;  // key 32 i + lane is a lane's i-th
+
+// Rounds probabilities times V scales and writes them in the place of the scores. Adds up the zeros
+// of V, by width.
+template <bool kLower>
+WITHY_DEVICE void RoundProbabilities(const Tile& tile, int q, const float (&p)[kLaneKeys],
+                                     const float (&v_scale)[kLaneKeys], uint32_t widths) {
+  TileShared* const s = tile.shared();
   const int lane = ThreadX() % 32;
-  float v_scale[kKeys];
-  VWidth width[kKeys];
+  const int row = LoadShared(&s->row[q]);
+  const int keys = LoadShared(&s->keys[q]);
+  const float of_8 = LoadShared(&s->to_units[row][kV8]);
+  const float of_4 = kLower ? LoadShared(&s->to_units[row][kV4]) : 0.0f;
+  const float of_2 = kLower ? LoadShared(&s->to_units[row][kV2]) : 0.0f;
+  uint8_t* const high = tile.Probabilities(q) + lane;
+  int32_t zeros[kTileWidths] = {};
 #pragma unroll
-  for (int step = 0; step < kKeys; ++step) {
-    const int key = step * 32 + lane;
-    v_scale[step] = LoadShared(&s->values.scale[key]);
-    width[step] = WidthOf(tile.Format(key / kChunkTokens));
+  for (int i = 0; i < kLaneKeys; ++i) {
+    const int key = i * 32 + lane;
+    const uint32_t width = widths >> (2 * i) & 3;
+    float to_units = of_8;
+    if (kLower) to_units = width == kV8 ? of_8 : width == kV4 ? of_4 : of_2;
+    const int32_t rounded = RoundToInt(p[i] * (v_scale[i] * to_units));
+    const int32_t units = key < keys ? rounded : 0;
+    if (kLower) {
+      const int32_t zero = units * LoadShared(&s->values.zero[key]);
+      zeros[kV4] += width == kV4 ? zero : 0;
+      zeros[kV2] += width == kV2 ? zero : 0;
+    }
+    StoreShared(high + i * 32, static_cast<uint8_t>(units >> 7));
+    StoreShared(high + kRunKeys + i * 32, static_cast<uint8_t>(units & 127));
   }
-  const bool lower = LoadShared(&s->first_group[kV8]) != 0 ||
-                     LoadShared(&s->first_group[kV4]) < kRunGroups ||
-                     LoadShared(&s->first_group[kV2]) < kRunGroups;
+  if (kLower) {
+    zeros[kV4] = WarpSum(zeros[kV4]);
+    zeros[kV2] = WarpSum(zeros[kV2]);
+  }
+  if (lane != 0) return;
+#pragma unroll
+  for (int w = 0; w < kTileWidths; ++w) {
+    StoreShared(&s->zeros[q][w], static_cast<float>(zeros[w]) * (1.0f / kKvZeroUnits));
+  }
+}
+
+// A warp turns scores of its queries into probabilities. Writes maxima, sums and densities. kLower:
+// some V has fewer than 8 bits.
+template <bool kLower>
+WITHY_DEVICE void TileSoftmax(const AttendArgs& args, const Tile& tile) {
+  TileShared* const s = tile.shared();
+  const int lane = ThreadX() % 32;
+  float v_scale[kLaneKeys];
+  uint32_t widths = 0;  // two bits a key
+#pragma unroll
+  for (int i = 0; i < kLaneKeys; ++i) {
+    const int key = i * 32 + lane;
+    v_scale[i] = LoadShared(&s->values.scale[key]);
+    if (kLower) {
+      widths |= static_cast<uint32_t>(WidthOf(tile.Format(key / kChunkTokens))) << (2 * i);
+    }
+  }
+#pragma unroll 1
   for (int q = ThreadX() / 32; q < tile.queries; q += kWarps) {
-    const int row = tile.Row(q);
-    const int keys = LoadShared(&s->keys[row]);
+    const int keys = LoadShared(&s->keys[q]);
     if (keys <= 0) continue;
-    const float* scores = tile.scores + q * kScoreFloats;
-    float v[kKeys];
+    const float* scores = tile.Scores(q) + lane;
+    float p[kLaneKeys];
     float max = -3.0e38f;
 #pragma unroll
-    for (int step = 0; step < kKeys; ++step) {
-      const int key = step * 32 + lane;
-      if (key < keys) {
-        v[step] = LoadShared(scores + key);
-        max = Max(max, v[step]);
-      } else {
-        v[step] = -3.0e38f;
-      }
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float score = LoadShared(scores + i * 32);
+      p[i] = i * 32 + lane < keys ? score : -3.0e38f;
+      max = Max(max, p[i]);
     }
     max = WarpMax(max);
     SyncWarp();  // probabilities take the place of the scores
-    float to_units[kTileWidths];
-#pragma unroll
-    for (int w = 0; w < kTileWidths; ++w) to_units[w] = LoadShared(&s->to_units[row][w]);
-    uint8_t* const high = tile.Probabilities(q) + lane;
-    float* const part = part_of(q);
     float sum = 0.0f;
-    int32_t zeros[kTileWidths] = {};
 #pragma unroll
-    for (int step = 0; step < kKeys; ++step) {
-      const int key = step * 32 + lane;
-      float p = 0.0f;
-      int32_t units = 0;
-      if (key < keys) {
-        p = Exp(v[step] - max);
-        float factor = to_units[kV8];
-        if (lower) {
-          factor = width[step] == kV8 ? factor : width[step] == kV4 ? to_units[kV4] : to_units[kV2];
-        }
-        units = RoundToInt(p * (v_scale[step] * factor));
-        if (lower) {
-          const int32_t zero = units * LoadShared(&s->values.zero[key]);
-          if (width[step] == kV4) zeros[kV4] += zero;
-          if (width[step] == kV2) zeros[kV2] += zero;
-        }
-      }
-      sum += p;
-      StoreShared(high + step * 32, static_cast<uint8_t>(units >> 7));
-      StoreShared(high + kRunKeys + step * 32, static_cast<uint8_t>(units & 127));
-      if (args.densities) {
-        float density = p;
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float e = Exp(p[i] - max);
+      p[i] = i * 32 + lane < keys ? e : 0.0f;
+      sum += p[i];
+    }
+    RoundProbabilities<kLower>(tile, q, p, v_scale, widths);
+    float* const part = LoadShared(&s->part[q]) + args.shape.head_dim;
+    if (args.densities) {
+#pragma unroll
+      for (int i = 0; i < kLaneKeys; ++i) {
+        float density = p[i];
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) density += ShuffleXor(density, d);
-        if (lane % 16 == 0) Store(part + args.shape.head_dim + 2 + key / kChunkTokens, density);
+        if (lane % 16 == 0) Store(part + 2 + i * 2 + lane / 16, density);
       }
     }
     sum = WarpSum(sum);
-    if (lower) {
-      zeros[kV4] = WarpSum(zeros[kV4]);
-      zeros[kV2] = WarpSum(zeros[kV2]);
+    if (lane == 0) {
+      Store(part, max);
+      Store(part + 1, sum);
     }
-    if (lane != 0) continue;
-    Store(part + args.shape.head_dim, max);
-    Store(part + args.shape.head_dim + 1, sum);
-#pragma unroll
-    for (int w = 0; w < kTileWidths; ++w) {
-      StoreShared(&s->zeros[q][w], static_cast<float>(zeros[w]) * (1.0f / kKvZeroUnits));
-    }
-  }
-}
-
-// Which dimensions, keys and queries a warp takes of probabilities x V. Where there are dimensions
-// for four warps at most, two warps share the keys, and more the queries.
-template <int kSteps>
-struct ValueShare {
-  static constexpr int kParts = kSteps <= 4 ? 2 : 1;  // of the keys
-  static constexpr int kPairs = kRunKeys / 64 / kParts;
-  int block;  // of 32 dimensions
-  int part;
-  int first;  // of the sixteens of queries
-  int stride;
-  bool works;
-
-  WITHY_DEVICE explicit ValueShare(int head_dim) {
-    const int blocks = head_dim / 32;
-    const int warp = ThreadX() / 32;
-    stride = kWarps / (blocks * kParts);
-    block = warp % blocks;
-    part = warp / blocks % kParts;
-    first = warp / (blocks * kParts);
-    works = first < stride;
-  }
-};
-
-// Fragments of V: of 64 keys the quads of the t-th group, of dimension 4g + i of the warp's 32.
-template <int kPairs>
-struct ValueFragments {
-  uint32_t v[kPairs][4][4];
-  VWidth width[kPairs];
-};
-
-template <int kSteps>
-WITHY_DEVICE void LoadValues(const AttendArgs& args, const Tile& tile,
-                             const ValueShare<kSteps>& share,
-                             ValueFragments<ValueShare<kSteps>::kPairs>* to) {
-  const int g = ThreadX() % 32 / 4;
-  const int t = ThreadX() % 4;
-  const int d = share.block * 32 + g * 4;
-  *to = {};
-  if (!share.works) return;
-#pragma unroll
-  for (int pair = 0; pair < ValueShare<kSteps>::kPairs; ++pair) {
-    const int group = (share.part * ValueShare<kSteps>::kPairs + pair) * 4 + t;
-    if (group * kChunkTokens >= tile.keys) break;
-    const KvFormat format = tile.Format(group);
-    const uint8_t* v =
-        LoadShared(&tile.s->blocks.block[group]) + args.places[static_cast<int>(format)].v;
-    const VWidth width = WidthOf(format);
-    to->width[pair] = width;
-    if (width == kV8) {
-#pragma unroll
-      for (int quad = 0; quad < 4; ++quad) {
-        const Words4 words =
-            Load(reinterpret_cast<const Words4*>(v + (quad * args.shape.head_dim + d) * 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to->v[pair][quad][i] = words.w[i];
-      }
-    } else if (width == kV4) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Words4 words =
-            Load(reinterpret_cast<const Words4*>(v + d / 16 * 128 + half * 64 + d % 16 * 4));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to->v[pair][half * 2][i] = words.w[i] & 0x0f0f0f0fu;
-          to->v[pair][half * 2 + 1][i] = words.w[i] >> 4 & 0x0f0f0f0fu;
-        }
-      }
-    } else {
-      const Words4 words = Load(reinterpret_cast<const Words4*>(v + d / 16 * 64 + d % 16 * 4));
-#pragma unroll
-      for (int quad = 0; quad < 4; ++quad) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to->v[pair][quad][i] = words.w[i] >> (2 * quad) & 0x03030303u;
-        }
-      }
-    }
-  }
-}
-
-// Sums of probabilities x V of one width, of the queries m + g and m + g + 8: 128 times those of
-// the high halves and those of the low ones.
-template <int kSteps, bool kMixed>
-WITHY_DEVICE void SumTileValues(const Tile& tile, int m, int width, const ValueShare<kSteps>& share,
-                                const ValueFragments<ValueShare<kSteps>::kPairs>& values,
-                                int32_t (&sums)[4][4]) {
-  constexpr int kPairs = ValueShare<kSteps>::kPairs;
-  const int g = ThreadX() % 32 / 4;
-  const int t = ThreadX() % 4;
-  const uint8_t* of_g = tile.Probabilities(m + g) + t * 16;
-  const uint8_t* of_g8 = of_g + 8 * kScoreFloats * sizeof(float);
-#pragma unroll
-  for (int low = 0; low < 2; ++low) {
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int key = (share.part * kPairs + pair) * 64;
-      if (key >= tile.keys) break;
-      const Words4 p = LoadShared(reinterpret_cast<const Words4*>(of_g + low * kRunKeys + key));
-      const Words4 p8 = LoadShared(reinterpret_cast<const Words4*>(of_g8 + low * kRunKeys + key));
-      const bool has = !kMixed || values.width[pair] == width;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t a[4] = {p.w[2 * half], p8.w[2 * half], p.w[2 * half + 1],
-                               p8.w[2 * half + 1]};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t b[2] = {has ? values.v[pair][2 * half][i] : 0,
-                                 has ? values.v[pair][2 * half + 1][i] : 0};
-          MmaS8(sums[i], a, b);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; low == 0 && i < 4; ++i) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) sums[i][n] *= 128;
-    }
-  }
-}
-
-// A lane's sums of query m + g + 8 * high: dimensions 8t .. 8t + 7 of the warp's 32.
-WITHY_DEVICE int32_t& SumOf(int32_t (&sums)[4][4], int high, int i) {
-  return sums[i % 4][2 * high + i / 4];
-}
-
-// Adds the sums that the warps of part 1 have left in shared memory.
-WITHY_DEVICE void AddOtherPart(const Tile& tile, int m, int block, int32_t (&sums)[4][4]) {
-  const int g = ThreadX() % 32 / 4;
-  const int t = ThreadX() % 4;
-#pragma unroll
-  for (int high = 0; high < 2; ++high) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Words4 words = LoadShared(
-          reinterpret_cast<const Words4*>(tile.Sums(m + g + 8 * high) + block * 128 + t * 32) +
-          half);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        SumOf(sums, high, half * 4 + i) += static_cast<int32_t>(words.w[i]);
-      }
-    }
-  }
-}
-WITHY_DEVICE void LeavePart(const Tile& tile, int m, int block, int32_t (&sums)[4][4]) {
-  const int g = ThreadX() % 32 / 4;
-  const int t = ThreadX() % 4;
-#pragma unroll
-  for (int high = 0; high < 2; ++high) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Words4 words;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        words.w[i] = static_cast<uint32_t>(SumOf(sums, high, half * 4 + i));
-      }
-      StoreShared(
-          reinterpret_cast<Words4*>(tile.Sums(m + g + 8 * high) + block * 128 + t * 32) + half,
-          words);
-    }
-  }
-}
-
-// out += sums of one width as floats.
-WITHY_DEVICE void AddWidth(const Tile& tile, int m, int width, int32_t (&sums)[4][4],
-                           float (&out)[2][8]) {
-  const int g = ThreadX() % 32 / 4;
-#pragma unroll
-  for (int high = 0; high < 2; ++high) {
-    const int q = m + g + 8 * high;
-    if (q >= tile.queries) break;
-    const int row = tile.Row(q);
-    if (LoadShared(&tile.s->first_group[width]) * kChunkTokens >= LoadShared(&tile.s->keys[row])) {
-      continue;
-    }
-    const float zeros = LoadShared(&tile.s->zeros[q][width]);
-    const float unit = LoadShared(&tile.s->unit[row][width]);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float value = static_cast<float>(SumOf(sums, high, i)) - zeros;
-      out[high][i] = Fma(value, unit, out[high][i]);
-    }
-  }
-}
-
-template <int kSteps, bool kMixed, typename PartOf>
-WITHY_DEVICE void TileValues(const Tile& tile, const ValueShare<kSteps>& share,
-                             const ValueFragments<ValueShare<kSteps>::kPairs>& values,
-                             PartOf part_of) {
-  const int g = ThreadX() % 32 / 4;
-  const int t = ThreadX() % 4;
-  // All warps take as many turns, for the barriers.
-  const int sixteens = (tile.queries + 15) / 16;
-  const int turns = (sixteens + share.stride - 1) / share.stride;
-  for (int turn = 0; turn < turns; ++turn) {
-    const int m = (turn * share.stride + share.first) * 16;
-    const bool works = share.works && m < tile.queries;
-    float out[2][8] = {};
-    for (int width = 0; width < kTileWidths; ++width) {
-      if (LoadShared(&tile.s->first_group[width]) == kRunGroups) continue;
-      int32_t sums[4][4] = {};
-      if (works) SumTileValues<kSteps, kMixed>(tile, m, width, share, values, sums);
-      if constexpr (ValueShare<kSteps>::kParts == 2) {
-        if (works && share.part == 1) LeavePart(tile, m, share.block, sums);
-        SyncBlock();
-        if (works && share.part == 0) AddOtherPart(tile, m, share.block, sums);
-        if (kMixed) SyncBlock();  // the next width's sums take the same place
-      }
-      if (works && share.part == 0) AddWidth(tile, m, width, sums, out);
-    }
-    if (!works || share.part != 0) continue;
-#pragma unroll
-    for (int high = 0; high < 2; ++high) {
-      const int q = m + g + 8 * high;
-      if (q >= tile.queries || LoadShared(&tile.s->keys[tile.Row(q)]) <= 0) continue;
-      StoreEight(part_of(q) + share.block * 32 + t * 8, out[high], false);
-    }
-  }
-}
-
-// Attention of a tile's rows to the run, of rows that read the same blocks.
-template <int kSteps>
-WITHY_DEVICE void AttendTileRows(const AttendArgs& args, const Tile& tile) {
-  const Shape& shape = args.shape;
-  TileShared* const s = tile.s;
-  const auto part_of = [&](int q) {
-    const int64_t at = tile.first + tile.Row(q) - args.first_row;
-    return args.parts + ((at * shape.heads + tile.Head(q)) * args.runs + tile.run) *
-                            (shape.head_dim + kPartExtra);
-  };
-  FindBlocks(args, args.row[PlannedRow(args, tile.first)], tile.run, tile.keys, tile.heads.kv_head,
-             &s->blocks);
-  LoadTileQueries(args, tile);
-  if (args.bias.pairs != nullptr) LoadTileBias(args, tile);
-  SyncBlock();
-  {
-    KeyFragments<kSteps> keys;
-    LoadKeys<kSteps>(args, tile, &keys);
-    FindValueScale(args, ThreadX(), tile.keys, s->blocks, &s->values);
-    FindFirstGroups(tile);
-    TileScores<kSteps>(args, tile, keys);
-  }
-  const ValueShare<kSteps> share(shape.head_dim);
-  ValueFragments<ValueShare<kSteps>::kPairs> values;
-  LoadValues<kSteps>(args, tile, share, &values);  // they arrive during what follows
-  SyncBlock();
-  FindTileUnits(tile);
-  SyncBlock();
-  TileSoftmax(args, tile, part_of);
-  SyncBlock();
-  int widths = 0;
-#pragma unroll
-  for (int width = 0; width < kTileWidths; ++width) {
-    widths += LoadShared(&s->first_group[width]) < kRunGroups ? 1 : 0;
-  }
-  if (widths == 1) {
-    TileValues<kSteps, false>(tile, share, values, part_of);
-  } else {
-    TileValues<kSteps, true>(tile, share, values, part_of);
-  }
-}
-
-// Grid [runs, KV heads, tiles]; kSteps * 32 is at least head_dim.
-template <int kSteps>
-WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendTilesKernel(AttendArgs args) {
-  LetNextStart();
-  WaitForPrior();
-  const Shape& shape = args.shape;
-  const AttendTile& of_block = args.tiles[BlockZ()];
-  if (of_block.rows == 0) return;
-  Tile tile;
-  tile.run = BlockX();
-  tile.heads.kv_head = BlockY();
-  tile.heads.kv_heads = shape.kv_heads;
-  tile.heads.group = shape.heads / shape.kv_heads;
-  tile.heads.rank_major = shape.rank_major;
-  tile.heads.first = 0;
-  tile.heads.count = HeadsOf(args, of_block.first, tile.heads.kv_head);
-  if (of_block.last_position < tile.run * kRunKeys || tile.heads.count == 0) return;
-  const int padded = (args.tile_rows * tile.heads.group + 15) / 16 * 16;
-  tile.s = reinterpret_cast<TileShared*>(SharedMemory());
-  tile.query = reinterpret_cast<uint32_t*>(SharedMemory() + (sizeof(TileShared) + 15) / 16 * 16);
-  tile.bias = reinterpret_cast<float*>(tile.query + padded * QueryWords(shape.head_dim));
-  tile.scores = tile.bias + (args.bias.pairs != nullptr ? padded * kBiasFloats : 0);
-  // Rows of a token tree read blocks of their own where their tails are.
-  const bool shares = of_block.tail_group >= (tile.run + 1) * kRunGroups;
-  tile.rows = shares ? of_block.rows : 1;
-  tile.queries = tile.rows * tile.heads.count;
-  for (int first = 0; first < of_block.rows; first += tile.rows) {
-    tile.first = of_block.first + first;
-    const int last =
-        shares ? of_block.last_position : args.row[PlannedRow(args, tile.first)].position;
-    const int seen = last + 1 - tile.run * kRunKeys;
-    if (seen <= 0) continue;
-    tile.keys = seen < kRunKeys ? seen : kRunKeys;
-    AttendTileRows<kSteps>(args, tile);
-    SyncBlock();  // the next row's data take the same place
   }
 }
 

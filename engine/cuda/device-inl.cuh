@@ -21,7 +21,6 @@ WITHY_DEVICE int32_t RoundToInt(float x) { return FloatBits(x + 12582912.0f) - 0
 // e^x for x <= 88, relative error below 3e-7; exactly 1 at 0, exactly 0 below -87. As
 // cpu/vec-inl.h.
 WITHY_DEVICE float Exp(float x) {
-  if (!(x >= -87.0f)) return 0.0f;
   const float shifted = Fma(x, 1.44269504088896341f, 12582912.0f);
   const float n = shifted - 12582912.0f;
   float r = Fma(n, -0.693359375f, x);
@@ -33,7 +32,9 @@ WITHY_DEVICE float Exp(float x) {
   p = Fma(p, r, 1.6666665459e-1f);
   p = Fma(p, r, 5.0000001201e-1f);
   p = Fma(p * r, r, r) + 1.0f;
-  return BitsFloat(FloatBits(p) + (FloatBits(shifted) << 23));
+  const uint32_t bits =
+      static_cast<uint32_t>(FloatBits(p)) + (static_cast<uint32_t>(FloatBits(shifted)) << 23);
+  return x >= -87.0f ? BitsFloat(static_cast<int32_t>(bits)) : 0.0f;
 }
 
 }  // namespace withy::engine::WITHY_GPU

@@ -11,7 +11,8 @@
 #define WITHY_DEVICE __device__ __forceinline__
 #define WITHY_GLOBAL __global__
 #define WITHY_THREADS(n) __launch_bounds__(n, 1)
-#define WITHY_BLOCKS(n, blocks) __launch_bounds__(n, blocks)  // that many on a multiprocessor
+// Registers for at least `blocks` thread blocks on a multiprocessor.
+#define WITHY_BLOCKS(threads, blocks) __launch_bounds__(threads, blocks)
 
 namespace withy::engine::gpu {
 
@@ -83,6 +84,8 @@ WITHY_DEVICE Words4 LoadStream(const Words4* p) {
                : "l"(p));
   return v;
 }
+// Has the second-level cache load the line of p.
+WITHY_DEVICE void Prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <typename T>
 WITHY_DEVICE void Store(T* p, T v) {
   if constexpr (std::is_same_v<T, Words4>) {  // the compiler makes several stores of it

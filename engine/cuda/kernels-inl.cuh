@@ -6,6 +6,7 @@
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
 #include "engine/cuda/attention_tile-inl.cuh"
+#include "engine/cuda/attention_tile_values-inl.cuh"
 #include "engine/cuda/merge-inl.cuh"
 #include "engine/cuda/dense-inl.cuh"
 #include "engine/cuda/memory-inl.cuh"
@@ -79,7 +80,7 @@ inline void Keep(LaunchSink& to, const KeepArgs& args) {
 }
 
 inline void Attend(LaunchSink& to, const AttendArgs& args) {
-  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.tile_count}, kThreads,
+  Launch("attend", AttendKernel, {args.tile_runs, args.shape.kv_heads, args.tile_count}, kThreads,
          sizeof(AttendShared), to, args, kEarly);
 }
 
@@ -88,12 +89,20 @@ inline void AttendTiles(LaunchSink& to, const AttendArgs& args) {
   const size_t shared = TileSharedBytes(s.head_dim, args.tile_rows * (s.heads / s.kv_heads),
                                         args.bias.pairs != nullptr);
   Launch("attend_tiles", s.head_dim <= 128 ? AttendTilesKernel<4> : AttendTilesKernel<8>,
-         {args.runs, s.kv_heads, args.tile_count}, kThreads, shared, to, args, kEarly);
+         {args.tile_runs, s.kv_heads, args.tile_count}, kThreads, shared, to, args, kEarly);
+}
+
+template <int kShares>
+inline void LaunchMerge(LaunchSink& to, const AttendArgs& args) {
+  constexpr int kHeads = kHeadWarps / kShares;  // of a thread block
+  Launch("merge", MergeKernel<kShares>, {(args.shape.heads + kHeads - 1) / kHeads, args.rows, 1},
+         kHeadWarps * 32, kShares > 1 ? sizeof(float) * kHeads * kMaxHeadDim : 0, to, args, kEarly);
 }
 
 inline void Merge(LaunchSink& to, const AttendArgs& args) {
-  Launch("merge", MergeKernel, {(args.shape.heads + kHeadWarps - 1) / kHeadWarps, args.rows, 1},
-         kHeadWarps * 32, 0, to, args, kEarly);
+  constexpr int kManyHeads = 1024;  // that keep a card busy by a warp each
+  return args.rows * args.shape.heads < kManyHeads ? LaunchMerge<kHeadWarps>(to, args)
+                                                   : LaunchMerge<1>(to, args);
 }
 
 inline void Stamp(LaunchSink& to, const StampArgs& args) {

@@ -338,22 +338,16 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
     args.density_stride = density_chunks_;
   }
   const Tiles& tiles = last ? wanted_tiles_ : tiles_;
-  args.tile_rows = tiles.host.rows;
   for (int row = 0; row < op.rows; row += tile_limits_.at_once) {
     args.first_row = row;
     args.rows = std::min(tile_limits_.at_once, op.rows - row);
-    const auto launch = [&](const std::vector<AttendTile>& host, const AttendTile* on_device,
-                            void (*attend)(LaunchSink&, const AttendArgs&)) {
-      const auto at = [&](int first) {
-        return static_cast<int>(std::ranges::lower_bound(host, first, {}, &AttendTile::first) -
-                                host.begin());
-      };
-      args.tiles = on_device + at(row);
-      args.tile_count = at(row + args.rows) - at(row);
+    const auto launch = [&](const TileList& list, void (*attend)(LaunchSink&, const AttendArgs&)) {
+      TakeTiles(list.host, list.on_device, row, args.rows, &args);
       if (args.tile_count > 0) attend(gpu_.queue(), args);
     };
-    launch(tiles.host.tiles, tiles.tiles, kernels_.attend_tiles);
-    launch(tiles.host.single, tiles.single, kernels_.attend);
+    launch(tiles.tiles, kernels_.attend_tiles);
+    launch(tiles.tails, kernels_.attend_tiles);
+    launch(tiles.single, kernels_.attend);
     kernels_.merge(gpu_.queue(), args);
   }
 }

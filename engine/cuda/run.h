@@ -54,11 +54,15 @@ class CudaRun final : public ProgramRun {
     // Rows [first, first + rows) of a product; the first row computes most.
     void Add(const Planned& planned, int first, int rows);
   };
-  // Tiles of attention; the addresses are those of the lists in pass data.
+  // Tiles of attention (AttendTiles), on the host and in pass data.
+  struct TileList {
+    std::vector<AttendTile> host;
+    const AttendTile* on_device = nullptr;
+  };
   struct Tiles {
-    AttendTiles host;
-    const AttendTile* tiles = nullptr;
-    const AttendTile* single = nullptr;
+    TileList tiles;
+    TileList tails;
+    TileList single;
   };
   // Addresses of what the operation reads from pass data.
   struct OpData {

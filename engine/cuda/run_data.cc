@@ -63,7 +63,7 @@ size_t CudaRun::PassDataBytes() const {
                  PassData::Room<KvPlaces>(kKvFormats) +
                  PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens +
                                           kCopiesAtOnce) +
-                 4 * PassData::Room<AttendTile>(rows) +
+                 6 * PassData::Room<AttendTile>(rows) +
                  ops * (runs * PassData::Room<Product>(4) + PassData::Room<Product>(0) +
                         PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
                  2 * PassData::Room<Product>(program_->runs.size()) +
@@ -154,10 +154,13 @@ void CudaRun::PutTails() {
 void CudaRun::PutTiles() {
   std::vector<int32_t> all(static_cast<size_t>(plan_->count()));
   std::iota(all.begin(), all.end(), 0);
+  const auto list = [&](std::vector<AttendTile> tiles) -> TileList {
+    const AttendTile* const on_device = pass_data_.Put(tiles);
+    return {std::move(tiles), on_device};
+  };
   const auto put = [&](std::span<const int32_t> chosen, Tiles* to) {
-    to->host = PlanTiles(plan_->rows(), chosen, half_contexts_, tile_limits_);
-    to->tiles = pass_data_.Put(to->host.tiles);
-    to->single = pass_data_.Put(to->host.single);
+    AttendTiles plan = PlanTiles(plan_->rows(), chosen, half_contexts_, tile_limits_);
+    *to = {list(std::move(plan.tiles)), list(std::move(plan.tails)), list(std::move(plan.single))};
   };
   put(all, &tiles_);
   put(plan_->wanted(), &wanted_tiles_);

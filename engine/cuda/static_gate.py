@@ -5,7 +5,7 @@ usage: static_gate.py KERNELS.CU.LOG KERNELS.CU.O
 
 Reads what ptxas said (registers, spills) and, where cuobjdump and nvdisasm are found, the machine code: no local memory, no
 atomics or reductions (they would make sums depend on who comes first), 128-bit loads, integer dot products and matrix
-instructions in the kernels of products, 128-bit loads and stores in those that write F16 matrices. Prints one JSON line; ends with 1 if a rule is broken.
+instructions in the kernels of products and of attention, 128-bit loads and stores in those that write F16 matrices. Prints one JSON line; ends with 1 if a rule is broken.
 """
 import json
 import os
@@ -90,12 +90,13 @@ def main():
                 narrow = count(of_kernel, r'STG\.') - wide - count(of_kernel, r'STG\.E.*\.64')
                 if narrow >= wide:
                     broken.append(f'{where}: {narrow} stores of fewer than 64 bits beside {wide} of 128')
-            if 'ProductKernel' not in kernel:
+            tiles = 'AttendTilesKernel' in kernel
+            if 'ProductKernel' not in kernel and not tiles:
                 continue
             if not count(of_kernel, r'LDG\.E.*\.128'):
                 broken.append(f'{where}: no 128-bit loads')
             # Template arguments: rows, whether by mma, whether gate and up.
-            by_mma = re.search(r'ProductKernelILi\d+ELb([01])E', kernel).group(1) == '1'
+            by_mma = tiles or re.search(r'ProductKernelILi\d+ELb([01])E', kernel).group(1) == '1'
             if by_mma and not count(of_kernel, r'IMMA\.16832'):
                 broken.append(f'{where}: no IMMA.16832')
             if not by_mma and not count(of_kernel, r'IDP\.?4A'):

@@ -20,7 +20,7 @@
 #define WITHY_DEVICE [[maybe_unused]] inline
 #define WITHY_GLOBAL [[maybe_unused]] inline
 #define WITHY_THREADS(n)
-#define WITHY_BLOCKS(n, blocks)
+#define WITHY_BLOCKS(threads, blocks)
 
 namespace withy::engine::gpu_on_cpu {
 
@@ -95,6 +95,7 @@ WITHY_DEVICE T LoadConst(const T* p, const Site& site = Site::Here()) {
 WITHY_DEVICE Words4 LoadStream(const Words4* p, const Site& site = Site::Here()) {
   return Read(p, site);
 }
+WITHY_DEVICE void Prefetch(const void*) {}  // a hint: an address that is none does no harm
 template <typename T>
 WITHY_DEVICE void Store(T* p, T v, const Site& site = Site::Here()) {
   Write(p, v, site);
