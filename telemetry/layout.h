@@ -1,5 +1,5 @@
 // The byte layout of a ring file, shared by the recorder (writer) and the reader. Plain structs and
-// constants only. docs/formats-rings.md describes the format.
+// constants only. docs/formats-rings.md says how they are used.
 //
 // The recorder's process writes everything except the read indices, which only the reader writes.
 #pragma once

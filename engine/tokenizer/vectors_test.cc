@@ -1,4 +1,7 @@
-// Published vocabularies against published ids. Skipped without the data.
+// Published vocabularies against published ids. Skipped without the data, which does not ship:
+// llama.cpp's models/ggml-vocab-*.gguf (gpt-2, llama-spm, bert-bge) with their texts (.inp) and
+// token ids (.out), and two files made the same way from the published tokenizers of Llama 3.2
+// (llama-bpe) and Qwen 2.5 (qwen2), in data/vocab under $WITHY_SHARED (default ../shared).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
