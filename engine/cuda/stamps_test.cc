@@ -185,6 +185,7 @@ TEST(GpuClockTest, StampsAreOfTheHostsTime) {
     GpuOnCpu gpu;
     cuda::GpuClock of_gpu(gpu, clock);
     ASSERT_TRUE(of_gpu.Open().ok());
+    ASSERT_TRUE(of_gpu.Refresh().ok());
     EXPECT_GE(of_gpu.step_ns(), 1);
     EXPECT_GT(of_gpu.ticks_of_stamp(), 0);
     cuda::Buffer stamp(gpu, cuda::MemoryWay::kHost);
@@ -221,8 +222,8 @@ TEST(ClockMapTest, FollowsClocksThatDrift) {
     for (int reading = 0; reading < 30; ++reading) {
       const auto gpu_ns = static_cast<int64_t>(now_ns);
       const double ticks = static_cast<double>(gpu_ns) * rate + offset;
-      map.Add({gpu_ns, static_cast<int64_t>(ticks + uniform(-error_ns, error_ns) * nominal)},
-              nominal);
+      map.SetNominal(nominal);
+      map.Add({gpu_ns, static_cast<int64_t>(ticks + uniform(-error_ns, error_ns) * nominal)});
       const double apart = uniform(2e9, 4e9);
       const auto asked = static_cast<int64_t>(now_ns + uniform(-2e9, apart));
       const double right = static_cast<double>(asked) * rate + offset;
@@ -239,9 +240,9 @@ TEST(ClockMapTest, FollowsClocksThatDrift) {
 // A card that was reset begins anew: nothing is extrapolated over it.
 TEST(ClockMapTest, BeginsAnewWhereTheTimerWentBack) {
   cuda::ClockMap map;
-  map.Add({5'000'000'000, 100}, 1);
-  map.Add({8'000'000'000, 3'000'000'100}, 1);
-  map.Add({1'000, 4'000'000'000}, 1);
+  map.Add({5'000'000'000, 100});
+  map.Add({8'000'000'000, 3'000'000'100});
+  map.Add({1'000, 4'000'000'000});
   EXPECT_EQ(map.Ticks(2'000), 4'000'001'000);
 }
 
