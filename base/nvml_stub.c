@@ -1,5 +1,5 @@
-/* A stand-in for libnvidia-ml.so.1 with two GPUs, for board_power_test.cc: the second is lost. What the first
-   draws and how hot it is stands in the environment. */
+/* A stand-in for libnvidia-ml.so.1 with two GPUs, for board_power_test.cc: the second is lost. What
+   the first draws and how hot it is stands in the environment. */
 #include <stdlib.h>
 
 int nvmlInit_v2(void);
