@@ -1,6 +1,6 @@
-// The board's energy, as Linux reports it. Neighbours: policy/energy_ledger.h divides it among
-// calls, orchestrator/board_watch.h samples it, thermal_zones.h has the board's temperatures,
-// gpu_sensors.h those of GPUs.
+// The board's energy, as Linux reports it. Neighbours: policy/board/energy_ledger.h divides it
+// among calls, orchestrator/board/board_watch.h samples it, thermal_zones.h has the board's
+// temperatures, gpu_sensors.h those of GPUs.
 #pragma once
 
 #include <cstdint>

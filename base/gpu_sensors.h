@@ -1,6 +1,6 @@
 // Temperature, power, clock and load of the board's GPUs. Neighbours: nvml.h is where NVIDIA's
 // library is, /sys has a Jetson's; thermal_zones.h and energy_meter.h have those of the whole
-// board; orchestrator/board_watch.h makes gauges of it.
+// board; orchestrator/board/board_watch.h makes gauges of it.
 #pragma once
 
 #include <filesystem>

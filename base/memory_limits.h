@@ -1,6 +1,6 @@
 // What memory the system lets this process have: the limits of its cgroup and of all cgroups above
 // it (versions 1 and 2), of the board, and of its own resource limits. Only reads; neighbours
-// decide (policy/arena_size.h, engine/model/open.cc, keep_in_memory.h).
+// decide (policy/kv/arena_size.h, engine/model/open.cc, keep_in_memory.h).
 #pragma once
 
 #include <cstdint>

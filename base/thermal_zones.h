@@ -1,5 +1,6 @@
 // The board's temperatures and those at which it slows down, as Linux reports them. Neighbours:
-// policy/thermal_limit.h steps the model down before that, energy_meter.h has the board's energy.
+// policy/board/thermal_limit.h steps the model down before that, energy_meter.h has the board's
+// energy.
 #pragma once
 
 #include <filesystem>

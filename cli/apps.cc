@@ -6,8 +6,8 @@
 #include "base/strings.h"
 #include "cli/client.h"
 #include "cli/command.h"
+#include "cli/models/token_files.h"
 #include "cli/output.h"
-#include "cli/token_files.h"
 
 namespace withy::cli {
 namespace {

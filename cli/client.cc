@@ -14,7 +14,7 @@
 #include "base/config.h"
 #include "base/environment.h"
 #include "base/status.h"
-#include "cli/token_files.h"
+#include "cli/models/token_files.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "context_store/arena.h"
+#include "context_store/arena/arena.h"
 #include "context_store/process.h"
 #include "rpc/daemon.h"
 

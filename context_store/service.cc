@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "context_store/convert.h"
-#include "context_store/lease_reactor.h"
+#include "context_store/lease/lease_reactor.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 

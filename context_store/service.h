@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "context_store/disk/work_pool.h"
 #include "context_store/store.h"
-#include "context_store/work_pool.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::context_store {

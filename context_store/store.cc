@@ -9,7 +9,7 @@
 
 #include "base/board.h"
 #include "base/status.h"
-#include "context_store/read_probe.h"
+#include "context_store/disk/read_probe.h"
 
 namespace withy::context_store {
 namespace {

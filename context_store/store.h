@@ -27,24 +27,24 @@
 #include "base/arena_socket.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
-#include "context_store/app_registry.h"
-#include "context_store/arena.h"
-#include "context_store/arena_directory.h"
-#include "context_store/backups.h"
-#include "context_store/clean_up.h"
-#include "context_store/context_keys.h"
-#include "context_store/context_records.h"
-#include "context_store/kv_costs.h"
-#include "context_store/kv_storage.h"
-#include "context_store/lease_table.h"
-#include "context_store/memory_pressure.h"
-#include "context_store/record_db.h"
+#include "context_store/arena/arena.h"
+#include "context_store/arena/arena_directory.h"
+#include "context_store/arena/memory_pressure.h"
+#include "context_store/disk/kv_costs.h"
+#include "context_store/disk/kv_storage.h"
+#include "context_store/disk/work_pool.h"
+#include "context_store/lease/lease_table.h"
+#include "context_store/records/app_registry.h"
+#include "context_store/records/backups.h"
+#include "context_store/records/clean_up.h"
+#include "context_store/records/context_keys.h"
+#include "context_store/records/context_records.h"
+#include "context_store/records/record_db.h"
 #include "context_store/store_metrics.h"
-#include "context_store/work_pool.h"
-#include "policy/kv_eviction.h"
-#include "policy/kv_load_plan.h"
-#include "policy/kv_precision.h"
-#include "policy/kv_shrink.h"
+#include "policy/kv/kv_eviction.h"
+#include "policy/kv/kv_load_plan.h"
+#include "policy/kv/kv_precision.h"
+#include "policy/kv/kv_shrink.h"
 #include "telemetry/recorder.h"
 
 namespace withy::context_store {
@@ -67,7 +67,7 @@ struct StoreOptions {
   // Least bytes that a context's KV may be brought to, as a share of its bytes at 8 bits. 100:
   // chunks stay at 8 bits.
   uint32_t kv_ratio_percent = 50;
-  // How KV is treated; see policy/kv_strategy.h.
+  // How KV is treated; see policy/kv/kv_strategy.h.
   std::optional<policy::PrecisionPolicy> precision = policy::PrecisionPolicy::kDensity;
   bool compresses_ahead = false;  // else chunks lose bits only where the arena needs their room
   policy::EvictionPolicy eviction = policy::EvictionPolicy::kLctru;
@@ -359,8 +359,8 @@ class Store {
   // Statistics (store_stats.cc). RecordMetrics is for the thread of tidy_.
   void CountOpening(const LeaseSpec& spec);
   void RecordMetrics();
-  // The chunks that the disk is spared (policy/kv_disk.h) are taken out of `work`. `for_room`: see
-  // policy::WriteCandidate.
+  // The chunks that the disk is spared (policy/kv/kv_disk.h) are taken out of `work`. `for_room`:
+  // see policy::WriteCandidate.
   std::vector<ChunkWork> TakeUnworthy(const std::string& context_id, const Geometry& geometry,
                                       bool for_room, std::vector<ChunkWork>* work);
   // Writes what is worth it and ends all of the work.

@@ -1,15 +1,15 @@
 // Store: brings the KV of a lease's context into the arena while the lease goes on. Which chunks
-// are read and which are left to the worker is decided in policy/kv_load_progress.h while both go
-// on; chunks arrive in groups, a group layer by layer, on the reader's thread.
+// are read and which are left to the worker is decided in policy/kv/kv_load_progress.h while both
+// go on; chunks arrive in groups, a group layer by layer, on the reader's thread.
 #include <algorithm>
 #include <deque>
 #include <functional>
 #include <utility>
 
-#include "context_store/kv_index.h"
+#include "context_store/disk/kv_index.h"
 #include "context_store/store.h"
 #include "policy/constants.h"
-#include "policy/kv_load_progress.h"
+#include "policy/kv/kv_load_progress.h"
 
 namespace withy::context_store {
 namespace {

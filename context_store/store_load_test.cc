@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "context_store/store_testing.h"
-#include "policy/kv_load_plan.h"
+#include "policy/kv/kv_load_plan.h"
 
 namespace withy::context_store {
 namespace {

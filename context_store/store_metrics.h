@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <map>
 
-#include "context_store/arena_kv.h"
-#include "context_store/kv_storage.h"
+#include "context_store/arena/arena_kv.h"
+#include "context_store/disk/kv_storage.h"
 #include "telemetry/recorder.h"
 
 namespace withy::context_store {

@@ -1,7 +1,7 @@
 // Store: gives memory of the arena back to the system while the board is short of it. Chunks of
 // idle contexts that are on disk leave, then those that the disk takes, and what is left is stored
 // in fewer bits; calls and their contexts keep theirs, and a call that finds no other room takes
-// back what was given up. When to shrink and to grow: policy/kv_shrink.h.
+// back what was given up. When to shrink and to grow: policy/kv/kv_shrink.h.
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "context_store/record_encryption.h"
+#include "context_store/records/record_encryption.h"
 #include "context_store/store.h"
 
 namespace withy::context_store {

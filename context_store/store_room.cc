@@ -1,9 +1,9 @@
 // Store: room in the arena for calls. Lossless before lossy: chunks that can be read back bit for
 // bit give way first, then those that the disk takes now; only where that is not enough are chunks
-// stored in fewer bits (policy/kv_demotion.h), and last of all dropped, to be computed again
-// (policy/kv_eviction.h). With a strategy that compresses ahead, a context is brought to the ratio
-// when its call has ended. Each step holds the lock only to begin and to end, and is dropped if a
-// call has come meanwhile.
+// stored in fewer bits (policy/kv/kv_demotion.h), and last of all dropped, to be computed again
+// (policy/kv/kv_eviction.h). With a strategy that compresses ahead, a context is brought to the
+// ratio when its call has ended. Each step holds the lock only to begin and to end, and is dropped
+// if a call has come meanwhile.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include "base/crc32c.h"
 #include "context_store/store.h"
 #include "engine/kv/encode.h"
-#include "policy/kv_demotion.h"
+#include "policy/kv/kv_demotion.h"
 
 namespace withy::context_store {
 namespace {

@@ -23,7 +23,7 @@
 #include "context_store/side_socket.h"
 #include "context_store/store_testing.h"
 #include "context_store/testing.h"
-#include "policy/kv_strategy.h"
+#include "policy/kv/kv_strategy.h"
 
 namespace withy::context_store {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/thread_role.h"
 #include "context_store/store.h"
-#include "policy/kv_disk.h"
+#include "policy/kv/kv_disk.h"
 
 namespace withy::context_store {
 namespace {

@@ -15,7 +15,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "draft_worker/tree_drafter.h"
-#include "policy/token_tree.h"
+#include "policy/draft/token_tree.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"

@@ -1,6 +1,6 @@
 // Grows token trees behind the tokens of the target's calls. Keeps the KV of the last few calls,
-// and computes what a call's KV lacks before it is used. Neighbours: policy/tree_growth.h says what
-// to compute, answerer.h lends the thread, service.cc speaks gRPC.
+// and computes what a call's KV lacks before it is used. Neighbours: policy/draft/tree_growth.h
+// says what to compute, answerer.h lends the thread, service.cc speaks gRPC.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 #include "engine/model/scratch_kv.h"
 #include "engine/sampling/draft_sampler.h"
 #include "engine/sampling/sampler.h"
-#include "policy/draft_tree.h"
-#include "policy/tree_growth.h"
+#include "policy/draft/draft_tree.h"
+#include "policy/draft/tree_growth.h"
 
 namespace withy::draft_worker {
 

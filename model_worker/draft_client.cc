@@ -9,7 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "policy/draft_confidence.h"
+#include "policy/draft/draft_confidence.h"
 #include "rpc/channel.h"
 #include "wire/answer_defaults.h"
 
@@ -62,7 +62,7 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
 
 DraftClient::~DraftClient() { EndGrowing(); }
 
-v1::DraftRequest DraftClient::ToWire(const DraftRequest& request) {
+v1::DraftRequest DraftClient::ToWire(const serving::DraftRequest& request) {
   v1::DraftRequest wire;
   wire.set_call_id(request.call_id);
   wire.set_vocabulary(vocabulary_);
@@ -90,9 +90,9 @@ double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) c
   return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 
-bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
-                        policy::DraftTree* tree) {
-  const v1::DraftRequest wire = ToWire(request);
+bool DraftClient::Draft(const serving::DraftRequest& request,
+                        const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
+  const v1::DraftRequest wire = store_client::ToWire(request);
   v1::DraftResponse response;
   grpc::ClientContext context;
   rpc::SetTimeout(&context, Patience(request.patience_ms));
@@ -108,15 +108,15 @@ bool DraftClient::Draft(const DraftRequest& request, const policy::ConfidenceFn&
   return Take(request, response, confidence, tree);
 }
 
-bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
+bool DraftClient::DraftTogether(std::span<serving::DraftJob> jobs) {
   bool any = false;
   for (; jobs.size() > kMostTogether; jobs = jobs.subspan(kMostTogether)) {
     any = DraftTogether(jobs.first(kMostTogether)) || any;
   }
   v1::DraftTogetherRequest wire;
   double patience_ms = 0;
-  for (const DraftJob& job : jobs) {
-    *wire.add_calls() = ToWire(job.request);
+  for (const serving::DraftJob& job : jobs) {
+    *wire.add_calls() = store_client::ToWire(job.request);
     patience_ms = std::max(patience_ms, job.request.patience_ms);
   }
   v1::DraftTogetherResponse response;
@@ -126,7 +126,7 @@ bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
   const grpc::Status status = stub_->DraftTogether(&context, wire, &response);
   const double ms = Millis(clock_.SteadyNanos() - started);
   if (!status.ok()) {
-    for (const DraftJob& job : jobs) {
+    for (const serving::DraftJob& job : jobs) {
       calls_[job.request.call_id].ms += ms / static_cast<double>(jobs.size());
     }
     OnFailure(status);
@@ -141,7 +141,7 @@ bool DraftClient::DraftTogether(std::span<DraftJob> jobs) {
   }
   OnDrafted(ms, response.calls(0).passes(), tokens, catch_up_ms);
   for (size_t i = 0; i < jobs.size(); ++i) {
-    DraftJob& job = jobs[i];
+    serving::DraftJob& job = jobs[i];
     any = Take(job.request, response.calls(static_cast<int>(i)), job.confidence, &job.tree) || any;
   }
   return any;
@@ -159,7 +159,7 @@ void DraftClient::LearnCatchUp(uint32_t tokens, double ms) {
   if (tokens >= kTellingTokens) Learn(ms / tokens, &token_ms_);
 }
 
-bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& response,
+bool DraftClient::Take(const serving::DraftRequest& request, const v1::DraftResponse& response,
                        const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
   if (response.unknown()) {
     calls_[request.call_id] = {};
@@ -183,12 +183,12 @@ bool DraftClient::Take(const DraftRequest& request, const v1::DraftResponse& res
 }
 
 // What has grown comes with the next draft.
-void DraftClient::BeginGrowing(std::span<const DraftRequest> calls) {
+void DraftClient::BeginGrowing(std::span<const serving::DraftRequest> calls) {
   EndGrowing();
   growth_ = std::make_shared<Growth>();
   growth_->request.set_round(baton_->BeginRound());
-  for (const DraftRequest& call : calls.first(std::min(calls.size(), kMostTogether))) {
-    *growth_->request.add_calls() = ToWire(call);
+  for (const serving::DraftRequest& call : calls.first(std::min(calls.size(), kMostTogether))) {
+    *growth_->request.add_calls() = store_client::ToWire(call);
   }
   rpc::SetTimeout(&growth_->context, kLongestGrowth);
   stub_->async()->Grow(&growth_->context, &growth_->request, &growth_->response,
@@ -224,9 +224,9 @@ void DraftClient::EndGrowing() {
   }
 }
 
-WindowTokens DraftClient::window_tokens(uint64_t call_id) const {
+serving::WindowTokens DraftClient::window_tokens(uint64_t call_id) const {
   const auto found = calls_.find(call_id);
-  return found == calls_.end() ? WindowTokens{} : found->second.window;
+  return found == calls_.end() ? serving::WindowTokens{} : found->second.window;
 }
 
 // A deadline that passed has cost time already, which the limit of losses counts; what the draft

@@ -12,13 +12,13 @@
 
 #include "base/clock.h"
 #include "base/compute_baton.h"
-#include "model_worker/draft_source.h"
+#include "serving/speculation/draft_source.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
 
 namespace withy::model_worker {
 
 // For the engine thread, which Draft keeps waiting: for a few tokens' time at most.
-class DraftClient final : public DraftSource {
+class DraftClient final : public serving::DraftSource {
  public:
   // `address` of draft_worker; `vocabulary`: fingerprint of the target's tokenizer; `baton`: null
   // if nothing is to grow in windows.
@@ -30,17 +30,17 @@ class DraftClient final : public DraftSource {
   double pass_ms() const override { return pass_ms_; }
   double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const override;
   double caught_up_ms() const override { return caught_up_ms_; }
-  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
+  bool Draft(const serving::DraftRequest& request, const policy::ConfidenceFn& confidence,
              policy::DraftTree* tree) override;
-  bool DraftTogether(std::span<DraftJob> jobs) override;
+  bool DraftTogether(std::span<serving::DraftJob> jobs) override;
   bool grows_in_windows() const override {
     return baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_;
   }
-  void BeginGrowing(std::span<const DraftRequest> calls) override;
+  void BeginGrowing(std::span<const serving::DraftRequest> calls) override;
   void Lend() override { baton_->Lend(); }
   void TakeBack() override { baton_->TakeBack(); }
   void EndGrowing() override;
-  WindowTokens window_tokens(uint64_t call_id) const override;
+  serving::WindowTokens window_tokens(uint64_t call_id) const override;
   void Forget(uint64_t call_id) override { calls_.erase(call_id); }
 
  private:
@@ -51,14 +51,14 @@ class DraftClient final : public DraftSource {
   struct Known {
     uint32_t tokens = 0;  // with KV
     double ms = 0;        // spent on the KV of later ones, by requests that ran out of time
-    WindowTokens window = {};
+    serving::WindowTokens window = {};
   };
   // A request that lasts as long as a step. Shared with gRPC's thread, which ends it.
   struct Growth;
 
-  v1::DraftRequest ToWire(const DraftRequest& request);
+  v1::DraftRequest store_client::ToWire(const serving::DraftRequest& request);
   // Adds what came for a call to its tree; false: nothing, or no tree.
-  bool Take(const DraftRequest& request, const v1::DraftResponse& response,
+  bool Take(const serving::DraftRequest& request, const v1::DraftResponse& response,
             const policy::ConfidenceFn& confidence, policy::DraftTree* tree);
   void OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms);
   void LearnCatchUp(uint32_t tokens, double ms);

@@ -26,18 +26,18 @@
 #include "engine/session/kernel_spans.h"
 #include "engine/session/served_model.h"
 #include "engine/session/weight_guard.h"
-#include "model_worker/chunk_identity.h"
 #include "model_worker/draft_client.h"
-#include "model_worker/lease_client.h"
-#include "model_worker/leases_ahead.h"
-#include "model_worker/public_prompts.h"
-#include "model_worker/scheduler.h"
 #include "model_worker/service.h"
-#include "model_worker/session.h"
 #include "model_worker/upgrader.h"
-#include "policy/kv_admission.h"
+#include "policy/kv/kv_admission.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
+#include "serving/call/scheduler.h"
+#include "serving/session/chunk_identity.h"
+#include "serving/session/leases_ahead.h"
+#include "serving/session/public_prompts.h"
+#include "serving/session/session.h"
+#include "store_client/lease_client.h"
 #include "telemetry/recorder.h"
 #include "wire/calibration.h"
 #include "wire/speculation.h"
@@ -47,7 +47,7 @@
 namespace withy::model_worker {
 namespace {
 
-engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
+engine::KvGeometry serving::GeometryOf(const engine::KvInfo& kv) {
   return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
 }
 
@@ -56,7 +56,7 @@ std::string KvModelId(const engine::ModelInfo& info) {
   return info.kv_epoch == 0 ? info.id : absl::StrCat(info.id, "-", info.kv_epoch);
 }
 
-SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
+serving::SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
   return {.max_batch = static_cast<int32_t>(config.max_batch()),
           .queue_limit = static_cast<int32_t>(config.queue_limit()),
           .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms()),
@@ -148,15 +148,16 @@ absl::StatusOr<engine::WorkerCost> FindCost(engine::Model& model, const proto::C
   return cost;
 }
 
-absl::StatusOr<std::vector<Identity>> FindPublicChunks(const proto::Config& config,
-                                                       const SessionEnv& env) {
+absl::StatusOr<std::vector<serving::Identity>> FindPublicChunks(const proto::Config& config,
+                                                                const serving::SessionEnv& env) {
   const proto::StoreConfig& store = config.store();
   const std::vector<std::string> files(store.public_system_prompt_files().begin(),
                                        store.public_system_prompt_files().end());
-  WITHY_ASSIGN_OR_RETURN(std::vector<std::string> prompts, ReadPublicPrompts(files));
+  WITHY_ASSIGN_OR_RETURN(std::vector<std::string> prompts, serving::ReadPublicPrompts(files));
   prompts.insert(prompts.end(), store.public_system_prompts().begin(),
                  store.public_system_prompts().end());
-  WITHY_ASSIGN_OR_RETURN(std::vector<Identity> chunks, NamePublicChunks(env, prompts));
+  WITHY_ASSIGN_OR_RETURN(std::vector<serving::Identity> chunks,
+                         serving::NamePublicChunks(env, prompts));
   constexpr size_t kMostChunks = 1 << 16;
   if (chunks.size() > kMostChunks) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -223,7 +224,7 @@ class ModelWorker final : public rpc::Process {
     engine::WeightGuardOptions options =
         engine::GuardOptionsFromWire(config.model(), config.state_dir());
     options.busy = [this] {
-      const SchedulerLoad load = scheduler_->load();
+      const serving::SchedulerLoad load = scheduler_->load();
       return load.running + load.queued > 0;
     };
     options.on_harmless = [](const absl::Status& damage) {
@@ -239,32 +240,34 @@ class ModelWorker final : public rpc::Process {
 
   absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
     const engine::ModelInfo& info = model_->bundle.model->info();
-    const Identity identity =
-        ModelIdentity(KvModelId(info), GeometryOf(info.kv), model_->bundle.model->target());
+    const serving::Identity identity = serving::ModelIdentity(
+        KvModelId(info), serving::GeometryOf(info.kv), model_->bundle.model->target());
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
-    env_.emplace(SessionEnv{.model = info,
+    env_.emplace(
+        serving::SessionEnv{.model = info,
                             .encoder = model_->encoder,
                             .namer = *namer_,
                             .window = model_->window,
                             .draft_slots = static_cast<int32_t>(config.model().tree_rows()),
                             .recorder = recorder_.get()});
-    WITHY_ASSIGN_OR_RETURN(std::vector<Identity> public_chunks, FindPublicChunks(config, *env_));
-    leases_ =
-        std::make_unique<LeaseClient>(LeaseClientOptions{.store_address = config.store().listen(),
-                                                         .model_id = identity,
-                                                         .kv = info.kv,
-                                                         .model_name = info.name,
-                                                         .kv_costs = engine::KvCostsOf(cost),
-                                                         .public_chunks = std::move(public_chunks),
-                                                         .window = env_->window},
-                                      *model_->bundle.tokenizer);
-    ahead_ = std::make_unique<LeasesAhead>(*leases_, kLeasesAhead);
+    WITHY_ASSIGN_OR_RETURN(std::vector<serving::Identity> public_chunks,
+                           FindPublicChunks(config, *env_));
+    leases_ = std::make_unique<store_client::LeaseClient>(
+        store_client::LeaseClientOptions{.store_address = config.store().listen(),
+                                         .model_id = identity,
+                                         .kv = info.kv,
+                                         .model_name = info.name,
+                                         .kv_costs = engine::KvCostsOf(cost),
+                                         .public_chunks = std::move(public_chunks),
+                                         .window = env_->window},
+        *model_->bundle.tokenizer);
+    ahead_ = std::make_unique<serving::LeasesAhead>(*leases_, kLeasesAhead);
     most_begun_ = static_cast<int32_t>(config.model().max_batch() + kLeasesAhead);
     return absl::OkStatus();
   }
 
   void StartScheduler(const proto::Config& config, const engine::WorkerCost& cost) {
-    SchedulerOptions options = OptionsOf(config.model());
+    serving::SchedulerOptions options = OptionsOf(config.model());
     for (const engine::LevelTimes& level : cost.levels) {
       options.paces.push_back(policy::LevelPaceOf(engine::CostOf(level)));
     }
@@ -273,8 +276,8 @@ class ModelWorker final : public rpc::Process {
                                             model_->bundle.tokenizer->fingerprint(), Clock::Real(),
                                             BatonFor(config, *model_->bundle.model));
     options.speculation.draft = drafts_.get();
-    scheduler_ = std::make_unique<Scheduler>(*model_->bundle.model, *env_, *ahead_, cost.step,
-                                             options, Clock::Real(), *recorder_);
+    scheduler_ = std::make_unique<serving::Scheduler>(
+        *model_->bundle.model, *env_, *ahead_, cost.step, options, Clock::Real(), *recorder_);
   }
 
   absl::Status Serve(const proto::Config& config, const engine::WorkerCost& cost) {
@@ -328,12 +331,12 @@ class ModelWorker final : public rpc::Process {
   std::optional<engine::PackedFileMetrics> packed_metrics_;
   std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
-  std::optional<ChunkNamer> namer_;
-  std::optional<SessionEnv> env_;
-  std::unique_ptr<LeaseClient> leases_;
-  std::unique_ptr<LeasesAhead> ahead_;
+  std::optional<serving::ChunkNamer> namer_;
+  std::optional<serving::SessionEnv> env_;
+  std::unique_ptr<store_client::LeaseClient> leases_;
+  std::unique_ptr<serving::LeasesAhead> ahead_;
   std::unique_ptr<DraftClient> drafts_;
-  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<serving::Scheduler> scheduler_;
   absl::Mutex restart_mutex_;
   absl::Status restart_ ABSL_GUARDED_BY(restart_mutex_);
   std::optional<engine::WeightGuard> guard_;

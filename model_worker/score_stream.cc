@@ -37,7 +37,7 @@ bool HasPrompt(const v1::ScoreRequest& request) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<engine::TextScorer>> ScorerFromWire(
-    const v1::ScoreRequest& request, const SessionEnv& env, engine::Model& model,
+    const v1::ScoreRequest& request, const serving::SessionEnv& env, engine::Model& model,
     const engine::CancelCheck* cancelled) {
   if (request.text().empty()) {
     return absl::InvalidArgumentError("text is empty: give the text that is to be scored");

@@ -12,9 +12,9 @@
 #include "engine/session/text_scorer.h"
 #include "engine/tokenizer/cancel.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "model_worker/idle_scorer.h"
-#include "model_worker/session.h"
 #include "rpc/write_queue.h"
+#include "serving/call/idle_scorer.h"
+#include "serving/session/session.h"
 #include "wire/wire.h"
 #include "withy/v1/llm_service.pb.h"
 
@@ -27,7 +27,7 @@ inline constexpr size_t kMostScoreKvBytes = size_t{512} << 20;
 // (prompt, text, level, KV format, window_tokens, logprobs), OUT_OF_RANGE (the text is longer than
 // the window, or its KV than kMostScoreKvBytes, and `window_tokens` is 0), CANCELLED.
 absl::StatusOr<std::unique_ptr<engine::TextScorer>> ScorerFromWire(
-    const v1::ScoreRequest& request, const SessionEnv& env, engine::Model& model,
+    const v1::ScoreRequest& request, const serving::SessionEnv& env, engine::Model& model,
     const engine::CancelCheck* cancelled);
 
 // The one place for a text that is scored. Any thread.
@@ -41,7 +41,7 @@ class ScorePlace {
 };
 
 // Leaves the place before the stream is closed, so that its reader may go on with the next text.
-class ScoreStream final : public ScoreSink {
+class ScoreStream final : public serving::ScoreSink {
  public:
   using Queue = rpc::WriteQueue<v1::ScoreResponse>;
 

@@ -12,12 +12,12 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "model_worker/delta_gatherer.h"
-#include "model_worker/outcome_wire.h"
 #include "model_worker/score_stream.h"
-#include "model_worker/task_thread.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "serving/call/task_thread.h"
+#include "store_client/outcome_wire.h"
 #include "wire/call_targets.h"
 #include "wire/speculation.h"
 #include "wire/wire.h"
@@ -41,16 +41,16 @@ absl::Status WithHint(const absl::Status& status) {
 }
 
 // A call's stream, as the scheduler sees it. Shared by scheduler and RPC: either may end first.
-class StreamSink final : public CallSink {
+class StreamSink final : public serving::CallSink {
  public:
-  StreamSink(const Scheduler& scheduler, std::shared_ptr<RunQueue> queue,
+  StreamSink(const serving::Scheduler& scheduler, std::shared_ptr<RunQueue> queue,
              const engine::SamplingParams& sampling, const engine::Tokenizer& tokenizer)
       : scheduler_(scheduler),
         queue_(std::move(queue)),
         sampling_(sampling),
         tokenizer_(tokenizer) {}
 
-  void Accepted(const CallAccepted& accepted) override {
+  void Accepted(const serving::CallAccepted& accepted) override {
     v1::RunResponse response;
     v1::RunAccepted* wire = response.mutable_accepted();
     wire->set_reused_tokens(static_cast<uint32_t>(accepted.reused_tokens));
@@ -79,10 +79,10 @@ class StreamSink final : public CallSink {
     Tell(deltas_.Add(std::move(wire), Clock::Real().SteadyNanos()));
   }
   void Flush() override { Tell(deltas_.Take(Clock::Real().SteadyNanos())); }
-  void Finished(const CallOutcome& outcome) override {
+  void Finished(const serving::CallOutcome& outcome) override {
     Flush();
     v1::RunResponse response;
-    *response.mutable_finished() = ToWire(outcome);
+    *response.mutable_finished() = store_client::ToWire(outcome);
     response.set_board_slowdown(scheduler_.board_slowdown());
     queue_->Push(std::move(response));
     queue_->Close(absl::OkStatus());
@@ -101,7 +101,7 @@ class StreamSink final : public CallSink {
     queue_->Push(std::move(response));
   }
 
-  const Scheduler& scheduler_;  // which calls it
+  const serving::Scheduler& scheduler_;  // which calls it
   const std::shared_ptr<RunQueue> queue_;
   const engine::SamplingParams sampling_;
   const engine::Tokenizer& tokenizer_;
@@ -200,7 +200,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
  private:
   engine::RequestLimits Limits() const {
-    const SessionEnv& env = parts_.env;
+    const serving::SessionEnv& env = parts_.env;
     engine::RequestLimits limits{
         .vocab_size = env.model.vocab_size, .context_length = env.window, .levels_percent = {}};
     for (const engine::LevelInfo& level : env.model.levels) {
@@ -220,7 +220,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
           "anew");
     }
     WITHY_RETURN_IF_ERROR(parts_.trust_weights());
-    CallRequest call;
+    serving::CallRequest call;
     WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, parts_.defaults,
                                                                 RandomId64(), parts_.env.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, Limits()));
@@ -259,7 +259,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   // Estimated time until the present prompts are computed and the first waiting call has started.
   int64_t RetryMs() const {
-    const SchedulerLoad load = parts_.scheduler.load();
+    const serving::SchedulerLoad load = parts_.scheduler.load();
     const double us =
         static_cast<double>(load.pending_prefill_tokens) * parts_.cost.step.prefill_us_per_token;
     return std::max(kMinRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
@@ -270,7 +270,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                            v1::TokenizeResponse* response) {
     WITHY_ASSIGN_OR_RETURN(std::vector<engine::Segment> prompt,
                            engine::PromptFromWire(request.prompt(), request.kept()));
-    ContextInfo context;
+    store_client::ContextInfo context;
     if (!request.context_id().empty()) {
       v1::StoreGetContextRequest get;
       get.set_app_id(request.app_id());
@@ -310,7 +310,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     response->set_instance(instance());
     response->set_encoder_fingerprint(encoder_fingerprint_);
     response->set_board_slowdown(parts_.scheduler.board_slowdown());
-    const SchedulerLoad load = parts_.scheduler.load();
+    const serving::SchedulerLoad load = parts_.scheduler.load();
     v1::WorkerLoad* wire = response->mutable_load();
     wire->set_running_calls(static_cast<uint32_t>(load.running));
     wire->set_queued_calls(static_cast<uint32_t>(load.queued));
@@ -332,9 +332,10 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
   // Another one for each window that is served: what was counted and decided for one does not hold
   // for another.
   const uint64_t first_instance_ = RandomId64();
-  TaskThread tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
+  serving::TaskThread
+      tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
   const std::shared_ptr<ScorePlace> score_place_ = std::make_shared<ScorePlace>();
-  TaskThread score_thread_;  // encodes texts that are to be scored
+  serving::TaskThread score_thread_;  // encodes texts that are to be scored
 };
 
 }  // namespace

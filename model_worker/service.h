@@ -7,10 +7,10 @@
 
 #include "engine/model/model.h"
 #include "engine/session/segment.h"
-#include "model_worker/lease_client.h"
-#include "model_worker/scheduler.h"
-#include "model_worker/session.h"
 #include "rpc/open_streams.h"
+#include "serving/call/scheduler.h"
+#include "serving/session/session.h"
+#include "store_client/lease_client.h"
 #include "wire/answer_defaults.h"
 #include "wire/worker_cost.h"
 
@@ -22,9 +22,9 @@ namespace withy::model_worker {
 
 // Everything is borrowed and outlives the service.
 struct ServiceParts {
-  Scheduler& scheduler;
-  LeaseClient& leases;
-  const SessionEnv& env;
+  serving::Scheduler& scheduler;
+  store_client::LeaseClient& leases;
+  const serving::SessionEnv& env;
   engine::Model& model;  // scored texts use it, on the engine thread
   engine::WorkerCost cost;
   engine::AnswerDefaults defaults;

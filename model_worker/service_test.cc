@@ -207,7 +207,7 @@ TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
   v1::RunRequest request = Asking("ctx", "hello", 400);
   request.set_request_id("r");
   Run(request, /*cancel_after=*/3);
-  ASSERT_TRUE(Eventually([&] { return store_->leases().committing == 1; }));
+  ASSERT_TRUE(serving::Eventually([&] { return store_->leases().committing == 1; }));
   const Answer during = Run(request);
   EXPECT_EQ(during.status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_TRUE(during.retry_hint);
@@ -215,7 +215,7 @@ TEST_F(ServiceTest, ARetryOfACallThatIsBeingCommittedIsToldToComeBack) {
   EXPECT_EQ(store_->WaitForCommit(0).request_id(), "r");
   // What broke off is no answer: the retry gets one as soon as the worker has heard of the commit.
   request.mutable_limits()->set_max_tokens(4);
-  ASSERT_TRUE(Eventually([&] {
+  ASSERT_TRUE(serving::Eventually([&] {
     const grpc::Status status = Run(request).status;
     EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::ABORTED)
         << status.error_message();
@@ -232,10 +232,10 @@ TEST_F(ServiceTest, ACallCancelledWhileItsLeaseOpensGivesItsBlocksBack) {
   grpc::ClientContext context;
   rpc::SetTimeout(&context, absl::Seconds(60));
   const auto reader = stub_->Run(&context, Asking("ctx", "hello"));
-  ASSERT_TRUE(Eventually([&] { return store_->leases().opening == 1; }));
+  ASSERT_TRUE(serving::Eventually([&] { return store_->leases().opening == 1; }));
   context.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  ASSERT_TRUE(Eventually([&] {
+  ASSERT_TRUE(serving::Eventually([&] {
     v1::GetWorkerInfoResponse info;
     grpc::ClientContext client;
     rpc::SetTimeout(&client, absl::Seconds(60));
@@ -243,7 +243,8 @@ TEST_F(ServiceTest, ACallCancelledWhileItsLeaseOpensGivesItsBlocksBack) {
     return info.load().running_calls() + info.load().queued_calls() == 0;
   })) << "the worker has let go of it";
   store_->Hold({});
-  ASSERT_TRUE(Eventually([&] { return store_->leases().aborted + store_->leases().broken > 0; }));
+  ASSERT_TRUE(
+      serving::Eventually([&] { return store_->leases().aborted + store_->leases().broken > 0; }));
   EXPECT_EQ(store_->leases().aborted, 1)
       << "a broken lease's slots are lost to a worker that lives";
   EXPECT_EQ(store_->leases().limited, 0) << "a deadline would break one, too";

@@ -12,9 +12,9 @@
 #include "base/config.h"
 #include "engine/model/testing.h"
 #include "model_worker/process.h"
-#include "model_worker/store_server_testing.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "store_client/store_server_testing.h"
 #include "withy/v1/model_worker.grpc.pb.h"
 
 namespace withy::model_worker {
@@ -80,7 +80,7 @@ class ServiceTest : public testing::Test {
     stub_ = v1::ModelWorker::NewStub(channel_);
   }
   void StartStore(uint64_t first_epoch = 10) {
-    store_ = std::make_unique<FakeStoreServer>(folder_.path(), first_epoch);
+    store_ = std::make_unique<store_client::FakeStoreServer>(folder_.path(), first_epoch);
   }
 
   // Follows grpc.health.v1.Health/Watch until the state is as wanted.
@@ -149,7 +149,7 @@ class ServiceTest : public testing::Test {
 
   engine::TestFolder folder_;
   proto::Config config_;
-  std::unique_ptr<FakeStoreServer> store_;
+  std::unique_ptr<store_client::FakeStoreServer> store_;
   std::unique_ptr<rpc::Process> worker_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::ModelWorker::Stub> stub_;

@@ -10,14 +10,14 @@
 namespace withy::model_worker {
 namespace {
 
-class End final : public CallSink {
+class End final : public serving::CallSink {
  public:
-  void Accepted(const CallAccepted&) override {}
+  void Accepted(const serving::CallAccepted&) override {}
   void Progress(int32_t, int32_t) override {}
   void LevelChanged(int32_t) override {}
   void Delta(const engine::AnswerDelta&) override {}
   void Flush() override {}
-  void Finished(const CallOutcome&) override { over_.Notify(); }
+  void Finished(const serving::CallOutcome&) override { over_.Notify(); }
   void Failed(const absl::Status& status) override {
     status_ = status;
     over_.Notify();
@@ -36,7 +36,8 @@ class End final : public CallSink {
 
 }  // namespace
 
-Upgrader::Upgrader(Scheduler& scheduler, LeaseClient& leases, absl::Duration quiet)
+Upgrader::Upgrader(serving::Scheduler& scheduler, store_client::LeaseClient& leases,
+                   absl::Duration quiet)
     : scheduler_(scheduler), leases_(leases), quiet_(quiet), thread_([this] { Run(); }) {}
 
 Upgrader::~Upgrader() {

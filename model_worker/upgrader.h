@@ -8,15 +8,15 @@
 #include <thread>
 
 #include "absl/time/time.h"
-#include "model_worker/lease_client.h"
-#include "model_worker/scheduler.h"
+#include "serving/call/scheduler.h"
+#include "store_client/lease_client.h"
 
 namespace withy::model_worker {
 
 class Upgrader {
  public:
   // Starts after `quiet` without a call. Both references must outlive it.
-  Upgrader(Scheduler& scheduler, LeaseClient& leases, absl::Duration quiet);
+  Upgrader(serving::Scheduler& scheduler, store_client::LeaseClient& leases, absl::Duration quiet);
   // Drains the scheduler.
   ~Upgrader();
   Upgrader(const Upgrader&) = delete;
@@ -26,8 +26,8 @@ class Upgrader {
   void Run();
   void UpgradeAll();
 
-  Scheduler& scheduler_;
-  LeaseClient& leases_;
+  serving::Scheduler& scheduler_;
+  store_client::LeaseClient& leases_;
   const absl::Duration quiet_;
   std::thread thread_;
 };

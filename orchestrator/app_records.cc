@@ -3,7 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include "base/status.h"
-#include "orchestrator/validate.h"
+#include "orchestrator/call/validate.h"
 
 namespace withy::orchestrator {
 namespace {

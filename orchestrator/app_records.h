@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "orchestrator/auth_cache.h"
-#include "orchestrator/backends.h"
+#include "orchestrator/board/backends.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {

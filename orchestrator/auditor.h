@@ -1,7 +1,7 @@
 // Finds out in quiet moments how often lower levels answer an app's prompts as the full model does:
 // has the full model and each lower level answer a prompt that was answered lately, greedily, and
 // compares. Answers are told to nobody and kept nowhere. Neighbours: idle_task.h waits and asks,
-// policy/agreement.h counts, gateway.cc owns it.
+// policy/call/agreement.h counts, gateway.cc owns it.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "orchestrator/backends.h"
-#include "orchestrator/idle_task.h"
-#include "policy/agreement.h"
+#include "orchestrator/board/backends.h"
+#include "orchestrator/board/idle_task.h"
+#include "policy/call/agreement.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/model_worker.pb.h"
 

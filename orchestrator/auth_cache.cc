@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "orchestrator/digest.h"
+#include "orchestrator/call/digest.h"
 
 namespace withy::orchestrator {
 

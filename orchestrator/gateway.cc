@@ -4,10 +4,10 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "orchestrator/generate.h"
-#include "orchestrator/prepare.h"
-#include "orchestrator/validate.h"
-#include "policy/latency_model.h"
+#include "orchestrator/call/generate.h"
+#include "orchestrator/call/prepare.h"
+#include "orchestrator/call/validate.h"
+#include "policy/board/latency_model.h"
 #include "wire/cost_model.h"
 #include "wire/decision.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "orchestrator/slo_metrics.h"
+#include "orchestrator/board/slo_metrics.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {

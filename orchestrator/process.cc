@@ -13,7 +13,7 @@
 #include "base/executor.h"
 #include "base/status.h"
 #include "orchestrator/gateway.h"
-#include "orchestrator/http_door.h"
+#include "orchestrator/openai/http_door.h"
 #include "orchestrator/service.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"

@@ -1,8 +1,8 @@
 // Boards that the tests of predictions share.
 #pragma once
 
-#include "policy/cost_parameters.h"
-#include "policy/live_correction.h"
+#include "policy/board/cost_parameters.h"
+#include "policy/board/live_correction.h"
 
 namespace withy::policy {
 

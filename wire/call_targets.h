@@ -2,8 +2,8 @@
 // place that reads and writes them.
 #pragma once
 
-#include "policy/call_targets.h"
-#include "policy/turn.h"
+#include "policy/call/call_targets.h"
+#include "policy/call/turn.h"
 #include "withy/v1/model_worker.pb.h"
 
 namespace withy::wire {

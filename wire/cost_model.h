@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "policy/cost_parameters.h"
+#include "policy/board/cost_parameters.h"
 #include "withy/v1/model_worker.pb.h"
 
 namespace withy::wire {

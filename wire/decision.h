@@ -1,9 +1,9 @@
 // SLOs, latencies and decisions between the contract's messages and policy/. Neighbours:
-// policy/decide.h, policy/call_targets.h.
+// policy/call/decide.h, policy/call/call_targets.h.
 #pragma once
 
-#include "policy/call_targets.h"
-#include "policy/decide.h"
+#include "policy/call/call_targets.h"
+#include "policy/call/decide.h"
 #include "withy/v1/types.pb.h"
 
 namespace withy::wire {

@@ -1,8 +1,8 @@
 // Sources of drafted tokens and what they did, between the contract and policy/.
 #pragma once
 
-#include "policy/draft_tree.h"
-#include "policy/speculation.h"
+#include "policy/draft/draft_tree.h"
+#include "policy/draft/speculation.h"
 #include "withy/v1/types.pb.h"
 
 namespace withy::wire {

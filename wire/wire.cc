@@ -273,6 +273,7 @@ ServedModelOptions OptionsFromWire(const v1::ModelConfig& config, const std::str
   options.text = {.chat_template = config.chat_template(), .pre_tokenizer = config.pre_tokenizer()};
   options.context_length = static_cast<int32_t>(config.context_length());
   options.model.device = config.device().empty() ? "auto" : config.device();
+  options.model.exact_prefill = config.cuda_exact_prefill();
   options.model.threads = static_cast<int32_t>(config.threads());
   options.model.target = config.kernel_target();
   options.model.cache_dir = PackedDir(state_dir);

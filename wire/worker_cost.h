@@ -13,8 +13,8 @@
 #include "engine/session/cost_probe.h"
 #include "engine/session/kv_errors.h"
 #include "engine/session/level_times.h"
-#include "policy/cost_parameters.h"
-#include "policy/tree_budget.h"
+#include "policy/board/cost_parameters.h"
+#include "policy/draft/tree_budget.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/model_worker.pb.h"
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "base/utf8.h"
 #include "cli/output.h"
-#include "cli/profile_text.h"
+#include "cli/profile/profile_text.h"
 
 namespace withy::cli {
 namespace {

@@ -28,6 +28,7 @@ class CpuExecutor final : public Executor {
 
   std::string_view target() const override { return kernels_.name; }
   int32_t threads() const override { return pool_.threads(); }
+  int32_t piece_rows() const override { return 256; }
   bool PinThreads() override { return pool_.PinThreads(); }
   std::unique_ptr<ProgramRun> NewRun() override;
 

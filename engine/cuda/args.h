@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "engine/cpu/types.h"
+#include "engine/kv/block.h"
 #include "engine/kv/memory.h"
 
 namespace withy::engine::cuda {
@@ -18,9 +19,10 @@ inline constexpr int kParts = 8;  // warps of a block: each sums every eighth gr
 inline constexpr int kThreads = 256;
 inline constexpr int kRunKeys = 256;  // positions that attention reduces together
 inline constexpr int kRunGroups = 16;
-inline constexpr int kHeadsAtOnce = 8;  // query heads that share the reading of keys
+inline constexpr int kHeadsAtOnce = 8;  // query heads that share the reading of keys, of one row
 inline constexpr int kMaxBiasPairs = 32;
-inline constexpr int kPartExtra = 32;  // floats beside a run's output: maximum, sum, densities
+inline constexpr int kTileQueries = 64;  // queries that share the reading of keys in a tile
+inline constexpr int kPartExtra = 32;    // floats beside a run's output: maximum, sum, densities
 
 // A matrix in fragment order, W[n_out, n_in]. Quantised: for each tile of 16 outputs and block of
 // 32 inputs, lane 4g + t has the quants of the rows g and g + 8, input quads t and t + 4, as
@@ -157,6 +159,30 @@ struct ProductArgs {
   int rows = 0;    // of the product with most
 };
 
+// Outputs of products that are multiplied as F16 at once: enough tiles for a large card's units,
+// few enough that their sums stay in its cache.
+inline constexpr int kDenseColumns = 4096;
+
+// Products of the same rows as one of F16 matrices. The columns are the outputs of the strips
+// [first_strip, first_strip + strips) of all products one behind the other: 32 of a strip; of gate
+// and up 32 of gate, then 32 of up. What is multiplied is scaled by powers of two, a row of inputs
+// and a column's weights each by its own, so that no number is out of F16's range.
+struct DenseArgs {
+  const Product* products = nullptr;  // with the same inputs and rows
+  int count = 0;
+  int first_strip = 0;
+  int strips = 0;
+  int rows = 0;
+  int blocks = 0;  // of 32 inputs that are multiplied: those of the row with most
+  bool fused = false;
+  bool from_floats = false;         // Inputs::floats are read, else the quants
+  uint16_t* weights = nullptr;      // [columns, 32 * blocks]
+  uint16_t* inputs = nullptr;       // [rows, 32 * blocks]
+  float* weight_factors = nullptr;  // that undo the scales, by column
+  float* input_factors = nullptr;   // by row
+  const float* sums = nullptr;      // [rows, columns]
+};
+
 struct Row {
   int32_t token = 0;
   int32_t position = 0;
@@ -180,6 +206,18 @@ struct KvPlaces {
   uint32_t k = 0;
   uint32_t v = 0;
 };
+// Of a format other than kEmpty.
+inline KvPlaces PlacesOf(const KvGeometry& geometry, KvFormat format) {
+  const KvOffsets at = geometry.Offsets(format, 0);
+  return {.head_bytes = static_cast<uint32_t>(geometry.HeadBytes(format)),
+          .k_scale = static_cast<uint32_t>(at.k_scale),
+          .v_scale = static_cast<uint32_t>(at.v_scale),
+          .zero = static_cast<uint32_t>(at.zero),
+          .k_mean = static_cast<uint32_t>(at.k_mean),
+          .units = static_cast<uint32_t>(at.units),
+          .k = static_cast<uint32_t>(at.k),
+          .v = static_cast<uint32_t>(at.v)};
+}
 struct BiasPair {
   int32_t first = 0;
   int32_t second = 0;
@@ -269,12 +307,24 @@ struct KeepArgs {
   int count = 0;
 };
 
+// Rows [first, first + rows) of an operation, of one context, that compute as many heads. Each row
+// sees the keys in the slots of their positions, but for groups from `tail_group` on.
+struct AttendTile {
+  int32_t first = 0;
+  int32_t rows = 0;                // 0: an empty tile
+  int32_t last_position = 0;       // of the row that sees most
+  int32_t tail_group = INT32_MAX;  // the first of any row
+};
+
 struct AttendArgs {
   Shape shape = {};
   int layer = 0;
   int first_row = 0;  // rows [first_row, first_row + rows)
   int rows = 0;
-  int runs = 0;  // of the row that sees most
+  const AttendTile* tiles = nullptr;
+  int tile_count = 0;
+  int tile_rows = 0;  // of the tile with most
+  int runs = 0;       // of the row that sees most
   const Row* row = nullptr;
   const int32_t* wanted = nullptr;  // index of each row among the planned ones; null: the same
   const Context* contexts = nullptr;

@@ -1,6 +1,6 @@
-// Attention. A thread block takes one run of 256 positions for one row and KV head: a thread has
-// one key for the scores, then one dimension for the values. The merge adds a row's runs in order,
-// rotates back, and writes the inputs of the next product. Included by kernels-inl.cuh.
+// Attention, one row at a time, of blocks in any format: attention_tile-inl.cuh takes the rows that
+// it can. A thread block takes one run of 256 positions for one row and KV head: a thread has one
+// key for the scores, then one dimension for the values. Included by kernels-inl.cuh.
 //
 // As on the CPU (cpu/attention-inl.h): each run has its own maximum; probabilities times V scales
 // become 14-bit numbers relative to the largest V scale that the run has at this width of V, stored
@@ -35,14 +35,23 @@ WITHY_DEVICE VWidth WidthOf(KvFormat format) {
 }
 WITHY_DEVICE int ZeroUnits(int bits, int z) { return ((1 << bits) - 1) * kKvZeroUnits / 2 + z - 8; }
 
+// The blocks of a run, of one KV head.
+struct RunBlocks {
+  const uint8_t* block[kRunGroups];
+  int32_t format[kRunGroups];  // kEmpty: not visible
+};
+// Scales and zeros of V of a run's keys.
+struct RunValues {
+  float scale[kRunKeys];
+  int32_t zero[kRunKeys];
+};
+
 // Shared memory of a thread block.
 struct AttendShared {
-  const uint8_t* block[kRunGroups];  // of the KV head
-  int32_t format[kRunGroups];
+  RunBlocks blocks;
+  RunValues values;
   float widest[kVWidths];  // largest V scale
   int32_t has[kVWidths];   // some group has the width
-  float v_scale[kRunKeys];
-  int32_t v_zero[kRunKeys];
   float unit[kHeadsAtOnce][kVWidths];
   float zeros[kHeadsAtOnce][kVWidths];
   float query_scale[kHeadsAtOnce];
@@ -68,12 +77,12 @@ struct AttendHeads {
 };
 
 WITHY_DEVICE void FindBlocks(const AttendArgs& args, const Row& row, int run, int keys, int kv_head,
-                             AttendShared* s) {
+                             RunBlocks* to) {
   const int j = ThreadX();
   if (j >= kRunGroups) return;
   const int group = run * kRunGroups + j;
   if (j * kChunkTokens >= keys) {
-    StoreShared(&s->format[j], int32_t{0});
+    StoreShared(&to->format[j], int32_t{0});
     return;
   }
   KvFormat format = KvFormat::kQ8;
@@ -84,21 +93,22 @@ WITHY_DEVICE void FindBlocks(const AttendArgs& args, const Row& row, int run, in
     block = BlockAt(args.contexts[row.context], args.shape.layers, args.layer, group * kChunkTokens,
                     &format);
   }
-  StoreShared(&s->block[j],
+  StoreShared(&to->block[j],
               block + int64_t{kv_head} * args.places[static_cast<int>(format)].head_bytes);
-  StoreShared(&s->format[j], static_cast<int32_t>(format));
+  StoreShared(&to->format[j], static_cast<int32_t>(format));
 }
 
 // Scales and zeros of V of a thread's key.
-WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, AttendShared* s) {
+WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, const RunBlocks& blocks,
+                                 RunValues* to) {
   float scale = 0.0f;
   int32_t zero = 0;
   if (key < keys) {
     const int j = key / kChunkTokens;
     const int token = key % kChunkTokens;
-    const auto format = static_cast<KvFormat>(LoadShared(&s->format[j]));
+    const auto format = static_cast<KvFormat>(LoadShared(&blocks.format[j]));
     const KvPlaces& at = args.places[static_cast<int>(format)];
-    const uint8_t* block = LoadShared(&s->block[j]);
+    const uint8_t* block = LoadShared(&blocks.block[j]);
     const VWidth width = WidthOf(format);
     if (width == kV8) {
       scale = Load(reinterpret_cast<const float*>(block + at.v_scale) + token);
@@ -108,8 +118,8 @@ WITHY_DEVICE void FindValueScale(const AttendArgs& args, int key, int keys, Atte
       zero = ZeroUnits(width == kV4 ? 4 : 2, Load(block + at.zero + token) >> 4);
     }
   }
-  StoreShared(&s->v_scale[key], scale);
-  StoreShared(&s->v_zero[key], zero);
+  StoreShared(&to->scale[key], scale);
+  StoreShared(&to->zero[key], zero);
 }
 
 // The largest V scale of each width; a warp for each.
@@ -119,10 +129,10 @@ WITHY_DEVICE void FindWidest(int keys, AttendShared* s) {
   float most = 0.0f;
   int32_t has = 0;
   for (int key = ThreadX() % 32; key < keys; key += 32) {
-    const auto format = static_cast<KvFormat>(LoadShared(&s->format[key / kChunkTokens]));
+    const auto format = static_cast<KvFormat>(LoadShared(&s->blocks.format[key / kChunkTokens]));
     if (WidthOf(format) != width) continue;
     has = 1;
-    most = Max(most, LoadShared(&s->v_scale[key]));
+    most = Max(most, LoadShared(&s->values.scale[key]));
   }
   most = WarpMax(most);
   has = WarpSum(has);
@@ -209,9 +219,9 @@ WITHY_DEVICE void Score(const AttendArgs& args, int row, int key, const AttendHe
   const int head_dim = args.shape.head_dim;
   const int j = key / kChunkTokens;
   const int token = key % kChunkTokens;
-  const auto format = static_cast<KvFormat>(LoadShared(&s->format[j]));
+  const auto format = static_cast<KvFormat>(LoadShared(&s->blocks.format[j]));
   const KvPlaces& at = args.places[static_cast<int>(format)];
-  const uint8_t* block = LoadShared(&s->block[j]);
+  const uint8_t* block = LoadShared(&s->blocks.block[j]);
   const int bits = KBitsOf(format);
   float score[kHeadsAtOnce] = {};
   if (bits == 16) {
@@ -302,12 +312,12 @@ WITHY_DEVICE void Softmax(const AttendArgs& args, int keys, int i, float* part, 
     int32_t units = 0;
     VWidth width = kV8;
     if (key < keys) {
-      width = WidthOf(static_cast<KvFormat>(LoadShared(&s->format[key / kChunkTokens])));
+      width = WidthOf(static_cast<KvFormat>(LoadShared(&s->blocks.format[key / kChunkTokens])));
       p = Exp(LoadShared(&s->scores[i][key]) - max);
       const float widest = LoadShared(&s->widest[width]);
       const float to_units = widest > 1e-30f ? Divide(16383.0f, widest) : 0.0f;
-      units = RoundToInt(p * (LoadShared(&s->v_scale[key]) * to_units));
-      const int32_t zero = units * LoadShared(&s->v_zero[key]);
+      units = RoundToInt(p * (LoadShared(&s->values.scale[key]) * to_units));
+      const int32_t zero = units * LoadShared(&s->values.zero[key]);
       if (width == kV4) zeros[0] += zero;
       if (width == kV2) zeros[1] += zero;
     }
@@ -377,10 +387,10 @@ WITHY_DEVICE void SumFields(const AttendArgs& args, VWidth width, int keys, cons
   int32_t high[kHeadsAtOnce] = {};
   int32_t low[kHeadsAtOnce] = {};
   for (int j = item.part; j < groups; j += item.parts) {
-    const auto format = static_cast<KvFormat>(LoadShared(&s.format[j]));
+    const auto format = static_cast<KvFormat>(LoadShared(&s.blocks.format[j]));
     if (WidthOf(format) != width) continue;
     const KvPlaces& at = args.places[static_cast<int>(format)];
-    const uint8_t* block = LoadShared(&s.block[j]);
+    const uint8_t* block = LoadShared(&s.blocks.block[j]);
     if (width == kV8) {
       AddValues<8>(at, block, head_dim, j, item.d, count, s, high, low);
     } else if (width == kV4) {
@@ -398,9 +408,9 @@ WITHY_DEVICE void SumHalves(const AttendArgs& args, int keys, const ValueItem& i
                             const AttendShared& s, float (&sums)[kHeadsAtOnce]) {
   const int head_dim = args.shape.head_dim;
   for (int j = item.part; j * kChunkTokens < keys; j += item.parts) {
-    const auto format = static_cast<KvFormat>(LoadShared(&s.format[j]));
+    const auto format = static_cast<KvFormat>(LoadShared(&s.blocks.format[j]));
     if (format != KvFormat::kF16) continue;
-    const auto* v = reinterpret_cast<const uint16_t*>(LoadShared(&s.block[j]) +
+    const auto* v = reinterpret_cast<const uint16_t*>(LoadShared(&s.blocks.block[j]) +
                                                       args.places[static_cast<int>(format)].v);
     for (int t = 0; t < kChunkTokens && j * kChunkTokens + t < keys; ++t) {
       const float value = HalfFloat(Load(v + t * head_dim + item.d));
@@ -431,10 +441,10 @@ WITHY_DEVICE void Values(const AttendArgs& args, int keys, const AttendHeads& he
     for (int i = 0; i < kHeadsAtOnce; ++i) {
       if (i >= heads.count) break;
       SyncBlock();
-      if (adds) StoreShared(&s->v_scale[at], sums[i]);
+      if (adds) StoreShared(&s->values.scale[at], sums[i]);
       SyncBlock();
       for (int n = 0; item.part == 0 && n < item.parts; ++n) {
-        out[i] += LoadShared(&s->v_scale[n * head_dim + item.d]);
+        out[i] += LoadShared(&s->values.scale[n * head_dim + item.d]);
       }
     }
   }
@@ -476,13 +486,15 @@ WITHY_DEVICE int HeadsOf(const AttendArgs& args, int row, int kv_head) {
   return s.rank_major ? computed / s.kv_heads : computed > kv_head * group ? group : 0;
 }
 
-// Grid [runs, KV heads, rows].
+// Grid [runs, KV heads, tiles], of one row each.
 WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
+  LetNextStart();
+  WaitForPrior();
   auto* s = reinterpret_cast<AttendShared*>(SharedMemory());
   const Shape& shape = args.shape;
   const int run = BlockX();
-  const int at = BlockZ();
-  const int row = args.first_row + at;
+  const int row = args.tiles[BlockZ()].first;
+  const int at = row - args.first_row;
   const int planned = args.wanted == nullptr ? row : LoadConst(args.wanted + row);
   const Row& of_row = args.row[planned];
   const int seen = of_row.position + 1 - run * kRunKeys;
@@ -500,11 +512,12 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
     return args.parts + ((int64_t{at} * shape.heads + heads.Head(i)) * args.runs + run) *
                             (shape.head_dim + kPartExtra);
   };
-  FindBlocks(args, of_row, run, keys, heads.kv_head, s);
+  FindBlocks(args, of_row, run, keys, heads.kv_head, &s->blocks);
   SyncBlock();
   for (heads.first = 0; heads.first < count; heads.first += kHeadsAtOnce) {
     heads.count = count - heads.first < kHeadsAtOnce ? count - heads.first : kHeadsAtOnce;
-    FindValueScale(args, ThreadX(), keys, s);  // each time: the values use its place
+    FindValueScale(args, ThreadX(), keys, s->blocks,
+                   &s->values);  // each time: the values use its place
     LoadQueries(args, planned, heads, s);
     if (args.bias.pairs != nullptr) LoadBias(args, planned, run, heads, s);
     SyncBlock();
@@ -518,56 +531,6 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) AttendKernel(AttendArgs args) {
     SyncBlock();
     Values(args, keys, heads, part_of, s);
     SyncBlock();
-  }
-}
-
-// Merges the runs of a head and rotates it back; grid [heads by kHeadWarps, rows].
-WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) MergeKernel(AttendArgs args) {
-  const Shape& s = args.shape;
-  const int at = BlockY();
-  const int row = args.first_row + at;
-  const int lane = ThreadX() % 32;
-  const int h = BlockX() * kHeadWarps + ThreadX() / 32;
-  if (h >= s.heads) return;
-  const int planned = args.wanted == nullptr ? row : LoadConst(args.wanted + row);
-  const int visible = args.row[planned].position + 1;
-  const int runs = (visible + kRunKeys - 1) / kRunKeys;
-  const bool computed = args.head_extent == nullptr || h < LoadConst(args.head_extent + row);
-  const int stride = s.head_dim + kPartExtra;
-  const float* part = args.parts + (int64_t{at} * s.heads + h) * args.runs * stride;
-  Head head = {};
-  if (computed) {
-    float max = -3.0e38f;
-    for (int run = 0; run < runs; ++run) max = Max(max, Load(part + run * stride + s.head_dim));
-    float sum = 0.0f;
-    for (int run = 0; run < runs; ++run) {
-      const float* of_run = part + run * stride;
-      const float factor = Exp(Load(of_run + s.head_dim) - max);
-      sum = Fma(Load(of_run + s.head_dim + 1), factor, sum);
-#pragma unroll
-      for (int j = 0; j < kHeadRegisters; ++j) {
-        const int d = j * 32 + lane;
-        if (d < s.head_dim) head.v[j] = Fma(Load(of_run + d), factor, head.v[j]);
-      }
-    }
-    const float inverse = Divide(1.0f, sum);
-#pragma unroll
-    for (int j = 0; j < kHeadRegisters; ++j) head.v[j] *= inverse;
-    if (args.density != nullptr) {
-      float* density = args.density + (int64_t{planned} * s.heads + h) * args.density_stride;
-      const int chunks = (visible + kChunkTokens - 1) / kChunkTokens;
-      for (int c = lane; c < chunks && c < args.density_stride; c += 32) {
-        const float* of_run = part + c / kRunGroups * stride + s.head_dim;
-        const float factor = Exp(Load(of_run) - max) * inverse;
-        Store(density + c, Fma(Load(of_run + 2 + c % kRunGroups), factor, Load(density + c)));
-      }
-    }
-    RotateHead(s.head_dim, s.rotation, &head);
-  }
-#pragma unroll
-  for (int j = 0; j < kHeadRegisters; ++j) {
-    if (j * 32 >= s.head_dim) break;
-    WriteBlock(args.to, row, h * (s.head_dim / 32) + j, head.v[j], args.quantise, args.keep_floats);
   }
 }
 

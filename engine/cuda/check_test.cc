@@ -47,40 +47,41 @@ std::vector<std::pair<std::string, cuda::Kernels>> BrokenTables() {
   const auto add = [&](const char* name) -> cuda::Kernels& {
     return tables.emplace_back(name, Right()).second;
   };
-  add("embed").embed = [](void* stream, const cuda::EmbedArgs& args, int) {
+  add("embed").embed = [](cuda::LaunchSink& stream, const cuda::EmbedArgs& args, int) {
     Right().embed(stream, args, 1);
   };
-  add("norm").norm = [](void* stream, const cuda::NormArgs& args, int) {
+  add("norm").norm = [](cuda::LaunchSink& stream, const cuda::NormArgs& args, int) {
     Right().norm(stream, args, 1);
   };
-  add("store_kv").store_kv = [](void* stream, cuda::StoreKvArgs const& args) {
+  add("store_kv").store_kv = [](cuda::LaunchSink& stream, cuda::StoreKvArgs const& args) {
     cuda::StoreKvArgs wrong = args;
     wrong.shape.interleaved = !wrong.shape.interleaved;
     Right().store_kv(stream, wrong);
   };
-  add("rotation of queries").store_kv = [](void* stream, const cuda::StoreKvArgs& args) {
+  add("rotation of queries").store_kv = [](cuda::LaunchSink& stream,
+                                           const cuda::StoreKvArgs& args) {
     cuda::StoreKvArgs wrong = args;
     wrong.shape.scale *= 4;
     Right().store_kv(stream, wrong);
   };
-  add("key bias").attend = [](void* stream, const cuda::AttendArgs& args) {
+  add("key bias").attend = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
     wrong.bias.pairs = nullptr;
     Right().attend(stream, wrong);
   };
   add("gather").gather = [](void*, const cuda::GatherArgs&) {};
   add("keep").keep = [](void*, const cuda::KeepArgs&) {};
-  add("attend").attend = [](void* stream, const cuda::AttendArgs& args) {
+  add("attend").attend = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
     wrong.rows = 1;
     Right().attend(stream, wrong);
   };
-  add("merge").merge = [](void* stream, const cuda::AttendArgs& args) {
+  add("merge").merge = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
     wrong.runs = 1;
     Right().merge(stream, wrong);
   };
-  add("gate and up").products = [](void* stream, const cuda::ProductArgs& args,
+  add("gate and up").products = [](cuda::LaunchSink& stream, const cuda::ProductArgs& args,
                                    cuda::ProductPath path, bool fused) {
     if (!fused) Right().products(stream, args, path, fused);
   };
@@ -212,12 +213,12 @@ TEST(MemoryWaysTest, ReadingCountsWrongWords) {
                                  .blocks = 4,
                                  .wrong = wrong.as<int32_t>()};
   const auto count = [&] {
-    gpu.kernels().read_memory(gpu.stream(), args);
+    gpu.kernels().read_memory(gpu.queue(), args);
     int32_t sum = 0;
     for (int i = 0; i < 4; ++i) sum += wrong.as<int32_t>()[i];
     return sum;
   };
-  gpu.kernels().fill_memory(gpu.stream(), args);
+  gpu.kernels().fill_memory(gpu.queue(), args);
   EXPECT_EQ(count(), 0);
   auto* const words = memory.as<uint32_t>();
   int32_t changed = 0;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/memory_limits.h"
 #include "base/status.h"
+#include "engine/cuda/cublas.h"
 #include "engine/cuda/cuda_kernels.h"
 #include "engine/cuda/open_gpu.h"
 #include "engine/cuda/self_check.h"
@@ -22,6 +23,7 @@
 namespace withy::engine::cuda {
 namespace {
 
+constexpr uint32_t kSharedOfAnyCard = 48 << 10;  // more has to be asked for
 constexpr size_t kPinnedBytes = size_t{4} << 20;
 
 std::string Version(int number) { return absl::StrCat(number / 1000, ".", number % 1000 / 10); }
@@ -58,6 +60,69 @@ absl::Status ExplainNoDevices(cudaError_t error) {
                                           " (are /dev/nvidia* or /dev/nvhost* readable?)"));
 }
 
+class CudaGraph final : public LaunchQueue::Graph {
+ public:
+  CudaGraph(cudaGraphExec_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
+  absl::Status Play() override {
+    return Check(cudaGraphLaunch(graph_, stream_), "started a graph");
+  }
+
+ private:
+  const cudaGraphExec_t graph_;
+  const cudaStream_t stream_;
+};
+
+// Launches into a stream. What fails is told by the next Wait.
+class CudaQueue final : public LaunchQueue {
+ public:
+  // `overlaps`: kernels may start before the one before them has ended.
+  void Use(cudaStream_t stream, bool overlaps) {
+    stream_ = stream;
+    overlaps_ = overlaps;
+  }
+  // Of launches since the last call.
+  cudaError_t TakeError() { return std::exchange(error_, cudaSuccess); }
+
+ private:
+  void Start(const LaunchShape& shape, const void* args) override {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(shape.grid.x), static_cast<unsigned>(shape.grid.y),
+                      static_cast<unsigned>(shape.grid.z)};
+    config.blockDim = {static_cast<unsigned>(shape.threads), 1, 1};
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream_;
+    config.attrs = &attribute;
+    config.numAttrs = shape.early && overlaps_ ? 1 : 0;
+    if (shape.shared_bytes > kSharedOfAnyCard) {
+      cudaFuncSetAttribute(shape.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(shape.shared_bytes));  // the launch tells of an error
+    }
+    void* arguments[] = {const_cast<void*>(args)};
+    const cudaError_t error = cudaLaunchKernelExC(&config, shape.kernel, arguments);
+    if (error != cudaSuccess && error_ == cudaSuccess) error_ = error;
+  }
+
+  absl::StatusOr<std::unique_ptr<Graph>> Record(const LaunchList& list) override {
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "began a graph"));
+    for (size_t i = 0; i < list.size(); ++i) Start(list.shape(i), list.args(i));
+    cudaGraph_t graph = nullptr;
+    WITHY_RETURN_IF_ERROR(Check(cudaStreamEndCapture(stream_, &graph), "made a graph"));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    WITHY_RETURN_IF_ERROR(Check(error, "made a graph"));
+    return std::make_unique<CudaGraph>(executable, stream_);
+  }
+
+  cudaStream_t stream_ = nullptr;
+  bool overlaps_ = false;
+  cudaError_t error_ = cudaSuccess;
+};
 // Of the kernel module; empty where it does not say.
 std::string DriverVersion() {
   std::string version;
@@ -100,6 +165,7 @@ class CudaGpu final : public Gpu {
 
   ~CudaGpu() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    dense_.reset();
     for (const auto& [base, registered] : registered_) cudaHostUnregister(base);
     for (Pinned& pinned : pinned_) {
       if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
@@ -119,10 +185,23 @@ class CudaGpu final : public Gpu {
     return facts;
   }
   const Kernels& kernels() const override { return CudaKernels(); }
-  void* stream() override {
+  LaunchQueue& queue() override {
     cudaSetDevice(index_);  // of the calling thread
+    return queue_;
+  }
+
+  void* stream() override {
+    cudaSetDevice(index_);
     return stream_;
   }
+  absl::StatusOr<DenseMath*> OpenDense() override {
+    if (dense_ == nullptr) {
+      WITHY_ASSIGN_OR_RETURN(dense_, OpenCublas(*this));
+    }
+    return dense_.get();
+  }
+  // A board's GPU takes tens of milliseconds for a layer of 2,048 rows, in which nothing can stop.
+  int32_t dense_piece_rows() const override { return integrated_ ? 512 : 2048; }
 
   absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) override {
     cudaSetDevice(index_);
@@ -193,14 +272,14 @@ class CudaGpu final : public Gpu {
   }
 
   absl::Status Mark(int index) override {
-    WITHY_RETURN_IF_ERROR(Check(cudaGetLastError(), "started a kernel"));
+    WITHY_RETURN_IF_ERROR(Check(queue_.TakeError(), "started a kernel"));
     return Check(cudaEventRecord(marks_[static_cast<size_t>(index)], stream_), "computed");
   }
   absl::Status WaitFor(int index) override {
     return Check(cudaEventSynchronize(marks_[static_cast<size_t>(index)]), "computed");
   }
   absl::Status Wait() override {
-    WITHY_RETURN_IF_ERROR(Check(cudaGetLastError(), "started a kernel"));
+    WITHY_RETURN_IF_ERROR(Check(queue_.TakeError(), "started a kernel"));
     return Check(cudaStreamSynchronize(stream_), "computed");
   }
 
@@ -239,6 +318,7 @@ class CudaGpu final : public Gpu {
     }
     WITHY_RETURN_IF_ERROR(
         Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "made a stream"));
+    queue_.Use(stream_, properties.major >= 9);
     for (cudaEvent_t& mark : marks_) {
       WITHY_RETURN_IF_ERROR(
           Check(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming), "made an event"));
@@ -293,10 +373,12 @@ class CudaGpu final : public Gpu {
   // and back, memory is registered all the same.
   bool reads_host_memory_ = false;
   cudaStream_t stream_ = nullptr;
+  CudaQueue queue_;
   std::array<cudaEvent_t, kMarks> marks_ = {};
   std::array<Pinned, 2> pinned_ = {};
   size_t next_pinned_ = 0;
   std::map<std::byte*, Registered> registered_;  // by base
+  std::unique_ptr<DenseMath> dense_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #define WITHY_DEVICE __device__ __forceinline__
 #define WITHY_GLOBAL __global__
 #define WITHY_THREADS(n) __launch_bounds__(n, 1)
+#define WITHY_BLOCKS(n, blocks) __launch_bounds__(n, blocks)  // that many on a multiprocessor
 
 namespace withy::engine::gpu {
 
@@ -24,6 +25,21 @@ WITHY_DEVICE int ThreadX() { return static_cast<int>(threadIdx.x); }
 WITHY_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
 WITHY_DEVICE int BlockY() { return static_cast<int>(blockIdx.y); }
 WITHY_DEVICE int BlockZ() { return static_cast<int>(blockIdx.z); }
+
+// The next kernel of the stream may start its blocks beside this one's. Called first by kernels
+// that are launched early (launch.h).
+WITHY_DEVICE void LetNextStart() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Returns once the kernel before this one has ended and what it wrote can be read. Before it a
+// kernel reads weights and pass data only.
+WITHY_DEVICE void WaitForPrior() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Nanoseconds of a clock that runs on while the GPU is idle; it moves in steps.
 WITHY_DEVICE uint64_t GlobalTimer() {
@@ -48,22 +64,16 @@ WITHY_DEVICE void StoreShared(T* p, T v) {
   *p = v;
 }
 
-// Global memory. LoadConst: not written while the kernel runs. LoadStream: likewise, and read once.
+// Global memory. LoadConst: not written while the kernel runs. No ld.global.nc for it: a kernel
+// that starts early may read there what the kernel before it writes. LoadStream: weights, read
+// once.
 template <typename T>
 WITHY_DEVICE T Load(const T* p) {
   return *p;
 }
 template <typename T>
 WITHY_DEVICE T LoadConst(const T* p) {
-  if constexpr (sizeof(T) == 16) {
-    const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
-    return {{v.x, v.y, v.z, v.w}};
-  } else if constexpr (sizeof(T) == 8 && alignof(T) == 8) {
-    const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
-    return {{v.x, v.y}};
-  } else {
-    return __ldg(p);
-  }
+  return *p;
 }
 WITHY_DEVICE Words4 LoadStream(const Words4* p) {
   Words4 v;
@@ -109,6 +119,12 @@ WITHY_DEVICE int32_t FloatBits(float v) { return __float_as_int(v); }
 WITHY_DEVICE float BitsFloat(int32_t v) { return __int_as_float(v); }
 WITHY_DEVICE float HalfFloat(uint16_t v) { return __half2float(__ushort_as_half(v)); }
 WITHY_DEVICE uint16_t FloatHalf(float v) { return __half_as_ushort(__float2half_rn(v)); }
+// Two of them, `low` in the low half.
+WITHY_DEVICE uint32_t HalfPair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 // Sum and maximum over a warp, in all lanes. Order of the additions: lanes 16 apart first.
 WITHY_DEVICE float WarpSum(float v) {

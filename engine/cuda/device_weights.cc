@@ -233,7 +233,7 @@ absl::Status DeviceWeights::ConvertBytes(const std::byte* from, size_t bytes, Pa
   WITHY_RETURN_IF_ERROR(staging_.Reserve(bytes));
   WITHY_RETURN_IF_ERROR(gpu_.Upload(staging_.as<uint8_t>(), from, bytes));
   args.data = staging_.as<uint8_t>();
-  gpu_.kernels().repack(gpu_.stream(), args);
+  gpu_.kernels().repack(gpu_.queue(), args);
   return absl::OkStatus();
 }
 

@@ -43,14 +43,18 @@ WITHY_DEVICE void WriteNormedBlock(const Inputs& to, int row, int block, float x
   WriteBlock(to, row, block, x * weight, quantise, keep_floats);
 }
 
-// The factor of a row's norm: 1 / sqrt(mean of squares + epsilon). All lanes of a warp take part.
-WITHY_DEVICE float NormFactor(const Inputs& x, int row, int width, float epsilon) {
+// A lane's part of the sum of squares of a row.
+WITHY_DEVICE float SumOfSquares(const Inputs& x, int row, int width) {
   const int blocks = (width + 31) / 32;
   float sum = 0.0f;
   for (int b = ThreadX() % 32; b < blocks; b += 32) {
     sum += Load(x.squares + int64_t{row} * x.groups * kGroupBlocks + b);
   }
-  sum = WarpSum(sum);
+  return sum;
+}
+// The factor of a row's norm: 1 / sqrt(mean of squares + epsilon). All lanes of a warp take part.
+WITHY_DEVICE float NormFactor(float squares, int width, float epsilon) {
+  const float sum = WarpSum(squares);
   return Divide(1.0f, SquareRoot(Divide(sum, static_cast<float>(width)) + epsilon));
 }
 
@@ -217,6 +221,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) RepackKernel(PackedArgs args) {
 // ---- one thread block for each row ----
 
 WITHY_GLOBAL void WITHY_THREADS(kThreads) EmbedKernel(EmbedArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const int row = BlockX();
   const int token = LoadConst(args.tokens + row);
   for (int k = ThreadX(); k < args.width; k += kThreads) {
@@ -227,6 +233,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) EmbedKernel(EmbedArgs args) {
 }
 
 WITHY_GLOBAL void WITHY_THREADS(kThreads) NormKernel(NormArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const int row = BlockX();
   const int lane = ThreadX() % 32;
   const LowRankRun* run = RunOf(args.runs, args.run_count, row);
@@ -256,6 +264,8 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) NormKernel(NormArgs args) {
 
 // Moves the wanted rows to the front. A row is never behind the place that it moves to.
 WITHY_GLOBAL void WITHY_THREADS(kThreads) KeepKernel(KeepArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const int k = BlockX() * kThreads + ThreadX();
   if (k >= args.width) return;
   for (int i = 0; i < args.count; ++i) {

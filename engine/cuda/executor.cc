@@ -1,8 +1,11 @@
 #include "engine/cuda/executor.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "engine/cuda/run.h"
 
 namespace withy::engine::cuda {
@@ -17,18 +20,19 @@ CudaExecutor::CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& f
       tap_(tap),
       stream_(stream),
       observer_(observer),
-      options_(options) {}
+      options_(options),
+      target_(gpu_.target()) {}
 
-absl::StatusOr<std::unique_ptr<Executor>> CudaExecutor::Create(
+absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
     std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
     WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options) {
-  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<CudaExecutor> executor,
                          CreateOn(*gpu, file, facts, tap, stream, observer, options));
-  static_cast<CudaExecutor&>(*executor).owned_gpu_ = std::move(gpu);
+  executor->owned_gpu_ = std::move(gpu);
   return executor;
 }
 
-absl::StatusOr<std::unique_ptr<Executor>> CudaExecutor::CreateOn(
+absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::CreateOn(
     Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap, WeightStream* stream,
     KernelObserver* observer, const ExecutorOptions& options) {
   std::unique_ptr<CudaExecutor> executor(
@@ -42,6 +46,23 @@ absl::StatusOr<std::unique_ptr<Executor>> CudaExecutor::CreateOn(
                          DeviceWeights::Create(gpu, facts, executor->bound_, executor->key_bias_,
                                                options.weights, stream != nullptr, embeds));
   return executor;
+}
+
+absl::Status CudaExecutor::UseDense(DenseMath& math, int32_t least_rows, int32_t piece_rows) {
+  WITHY_ASSIGN_OR_RETURN(auto dense, NewDensePath(gpu_, math, facts_.shape, piece_rows));
+  // Passes of so many rows must find memory, too: for two, since one may be paused.
+  const ModelShape& s = facts_.shape;
+  const size_t floats_of_row =
+      4 * static_cast<size_t>(s.d_model) + 3 * static_cast<size_t>(s.q_rows()) +
+      2 * static_cast<size_t>(s.kv_rows()) + 2 * static_cast<size_t>(s.d_ff);
+  Buffer passes(gpu_);
+  WITHY_RETURN_IF_ERROR(
+      passes.Reserve(2 * static_cast<size_t>(piece_rows) * floats_of_row * sizeof(float)));
+  dense_ = std::move(dense);
+  options_.dense_rows = least_rows;
+  piece_rows_ = std::max(piece_rows, kExactPieceRows);
+  target_ = absl::StrCat(ToAbsl(gpu_.target()), "-f16");
+  return absl::OkStatus();
 }
 
 std::unique_ptr<ProgramRun> CudaExecutor::NewRun() { return std::make_unique<CudaRun>(*this); }

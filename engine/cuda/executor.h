@@ -5,11 +5,13 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/key_bias.h"
+#include "engine/cuda/dense.h"
 #include "engine/cuda/device_weights.h"
 #include "engine/cuda/gpu.h"
 #include "engine/cuda/gpu_clock.h"
@@ -19,11 +21,16 @@
 
 namespace withy::engine::cuda {
 
+// Rows computed at once where all is exact: more do not make a row cheaper.
+inline constexpr int32_t kExactPieceRows = 256;
+
 struct ExecutorOptions {
   // Rows from which quantised weights are multiplied by mma; below, by dp4a. Bits do not depend on
   // it.
   int32_t mma_rows = 4;
   MemoryWay weights = MemoryWay::kDevice;
+  // Rows of a prompt from which they are multiplied as F16 matrices, by UseDense.
+  int32_t dense_rows = INT32_MAX;
 };
 
 class CudaExecutor final : public Executor {
@@ -32,17 +39,22 @@ class CudaExecutor final : public Executor {
 
   // Copies the weights to the device. `file`, `facts`, `tap`, `stream` (null: all weights stay in
   // memory) and `observer` (null: nobody watches) must outlive it. Errors: as Gpu::Allocate.
-  static absl::StatusOr<std::unique_ptr<Executor>> Create(
+  static absl::StatusOr<std::unique_ptr<CudaExecutor>> Create(
       std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
       WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
   // The same on a GPU that outlives it.
-  static absl::StatusOr<std::unique_ptr<Executor>> CreateOn(Gpu& gpu, const PackedFile& file,
-                                                            const ModelFacts& facts, const Tap& tap,
-                                                            WeightStream* stream,
-                                                            KernelObserver* observer,
-                                                            const ExecutorOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<CudaExecutor>> CreateOn(
+      Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
+      WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});
 
-  std::string_view target() const override { return gpu_.target(); }
+  // From now on rows of long prompts (dense_rows.h) are multiplied as F16 matrices, in pieces of at
+  // most `piece_rows`. Their bits depend on what is computed beside them, so KV of such an executor
+  // is not that of one that does not: its target says so. Errors: as Gpu::Allocate; then nothing
+  // has changed.
+  absl::Status UseDense(DenseMath& math, int32_t least_rows, int32_t piece_rows);
+
+  std::string_view target() const override { return target_; }
+  int32_t piece_rows() const override { return piece_rows_; }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
   std::unique_ptr<ProgramRun> NewRun() override;
@@ -56,6 +68,7 @@ class CudaExecutor final : public Executor {
   KernelObserver* observer() const { return observer_; }
   GpuClock* clock() { return clock_.get(); }  // null: nobody watches
   const ExecutorOptions& options() const { return options_; }
+  DensePath* dense() const { return dense_.get(); }  // null: everything is exact
 
  private:
   CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
@@ -69,9 +82,12 @@ class CudaExecutor final : public Executor {
   const Tap& tap_;
   WeightStream* const stream_;
   KernelObserver* const observer_;
-  const ExecutorOptions options_;
+  ExecutorOptions options_;
   std::unique_ptr<GpuClock> clock_;
+  std::string target_;
+  int32_t piece_rows_ = kExactPieceRows;
   std::unique_ptr<DeviceWeights> weights_;
+  std::unique_ptr<DensePath> dense_;
 };
 
 }  // namespace withy::engine::cuda

@@ -11,7 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
+#include "engine/cuda/dense_math.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/launch_queue.h"
 #include "engine/kv/memory.h"
 
 namespace withy::engine::cuda {
@@ -51,7 +53,13 @@ class Gpu {
   virtual bool has_times() const { return true; }
   virtual GpuFacts facts() const = 0;
   virtual const Kernels& kernels() const = 0;
-  virtual void* stream() = 0;  // for launches
+  virtual LaunchQueue& queue() = 0;
+  virtual void* stream() = 0;  // of the queue, for libraries: cudaStream_t
+  // Products of large F16 matrices, opened when it is first asked for; it lives as long as the GPU.
+  // Errors: naming what is missing. Nothing else needs it.
+  virtual absl::StatusOr<DenseMath*> OpenDense() = 0;
+  // Rows of a prompt that are worth computing at once where these products are used.
+  virtual int32_t dense_piece_rows() const = 0;
 
   // Memory for kernels, aligned to 256 bytes; its contents are undefined. Errors:
   // RESOURCE_EXHAUSTED naming device, bytes asked for and free.

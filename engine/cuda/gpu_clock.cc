@@ -45,7 +45,7 @@ double GpuClock::TicksPerNs() const {
 absl::Status GpuClock::Open() {
   WITHY_RETURN_IF_ERROR(stamps_.Reserve(kStamps * sizeof(uint64_t)));
   auto* const stamps = stamps_.as<uint64_t>();
-  for (int i = 0; i < kStamps; ++i) gpu_.kernels().stamp(gpu_.stream(), {.to = stamps + i});
+  for (int i = 0; i < kStamps; ++i) gpu_.kernels().stamp(gpu_.queue(), {.to = stamps + i});
   WITHY_RETURN_IF_ERROR(gpu_.Wait());
   uint64_t step = 0;
   for (int i = 1; i < kStamps; ++i) step = std::gcd(step, stamps[i] - stamps[i - 1]);
@@ -67,7 +67,7 @@ absl::Status GpuClock::Read() {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < kReadings; ++i) {
     const int64_t before = clock_.Now();
-    gpu_.kernels().stamp(gpu_.stream(), {.to = stamps_.as<uint64_t>()});
+    gpu_.kernels().stamp(gpu_.queue(), {.to = stamps_.as<uint64_t>()});
     WITHY_RETURN_IF_ERROR(gpu_.Wait());
     const int64_t after = clock_.Now();
     if (after - before >= least) continue;

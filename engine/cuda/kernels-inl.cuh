@@ -1,11 +1,13 @@
 // All kernels and their launches, for one body of device-inl.cuh. Included by kernels.cu (nvcc) and
-// on_cpu/kernels_on_cpu.cc (g++), which define Launch(name, kernel, grid, threads, shared bytes,
-// stream, arguments) before it.
+// on_cpu/kernels_on_cpu.cc (g++).
 // clang-format off
 #include "engine/cuda/elementwise-inl.cuh"
 #include "engine/cuda/product-inl.cuh"
 #include "engine/cuda/store_kv-inl.cuh"
 #include "engine/cuda/attention-inl.cuh"
+#include "engine/cuda/attention_tile-inl.cuh"
+#include "engine/cuda/merge-inl.cuh"
+#include "engine/cuda/dense-inl.cuh"
 #include "engine/cuda/memory-inl.cuh"
 #include "engine/cuda/stamp-inl.cuh"
 // clang-format on
@@ -13,83 +15,120 @@
 
 namespace withy::engine::WITHY_GPU {
 
-inline void Repack(void* stream, const PackedArgs& args) {
+constexpr bool kEarly = true;  // LaunchShape::early: the kernel calls WaitForPrior
+
+template <typename Args>
+void Launch(const char* name, void (*kernel)(Args), Grid grid, int threads, size_t shared_bytes,
+            LaunchSink& to, const Args& args, bool early = false) {
+  to.Take({name, reinterpret_cast<const void*>(kernel), CallOf<Args>(), grid, threads,
+           static_cast<uint32_t>(shared_bytes), early},
+          args);
+}
+
+inline void Repack(LaunchSink& to, const PackedArgs& args) {
   const int warps = kThreads / 32;
   Launch("repack", RepackKernel, {(args.blocks + warps - 1) / warps, args.tiles, 1}, kThreads, 0,
-         stream, args);
+         to, args);
 }
 
-inline void Embed(void* stream, const EmbedArgs& args, int rows) {
-  Launch("embed", EmbedKernel, {rows, 1, 1}, kThreads, 0, stream, args);
+inline void Embed(LaunchSink& to, const EmbedArgs& args, int rows) {
+  Launch("embed", EmbedKernel, {rows, 1, 1}, kThreads, 0, to, args, kEarly);
 }
 
-inline void Norm(void* stream, const NormArgs& args, int rows) {
-  Launch("norm", NormKernel, {rows, 1, 1}, kThreads, 0, stream, args);
+inline void Norm(LaunchSink& to, const NormArgs& args, int rows) {
+  Launch("norm", NormKernel, {rows, 1, 1}, kThreads, 0, to, args, kEarly);
 }
 
 template <int R, bool kMma, bool kFused>
-inline void LaunchProducts(void* stream, const ProductArgs& args) {
+inline void LaunchProducts(LaunchSink& to, const ProductArgs& args) {
   const char* const name = kFused ? "gate_up" : "product";
   Launch(name, ProductKernel<R, kMma, kFused>, {(args.rows + R - 1) / R, args.strips, 1}, kThreads,
-         sizeof(float) * ProductSharedFloats(R, kFused), stream, args);
+         sizeof(float) * ProductSharedFloats(R, kFused), to, args, kEarly);
 }
 
-inline void Products(void* stream, const ProductArgs& args, ProductPath path, bool fused) {
+inline void Products(LaunchSink& to, const ProductArgs& args, ProductPath path, bool fused) {
   if (path == ProductPath::kMma && args.rows > 8) {
-    return fused ? LaunchProducts<16, true, true>(stream, args)
-                 : LaunchProducts<16, true, false>(stream, args);
+    return fused ? LaunchProducts<16, true, true>(to, args)
+                 : LaunchProducts<16, true, false>(to, args);
   }
   if (path == ProductPath::kMma) {
-    return fused ? LaunchProducts<8, true, true>(stream, args)
-                 : LaunchProducts<8, true, false>(stream, args);
+    return fused ? LaunchProducts<8, true, true>(to, args)
+                 : LaunchProducts<8, true, false>(to, args);
   }
   if (args.rows == 1) {
-    return fused ? LaunchProducts<1, false, true>(stream, args)
-                 : LaunchProducts<1, false, false>(stream, args);
+    return fused ? LaunchProducts<1, false, true>(to, args)
+                 : LaunchProducts<1, false, false>(to, args);
   }
-  return fused ? LaunchProducts<4, false, true>(stream, args)
-               : LaunchProducts<4, false, false>(stream, args);
+  return fused ? LaunchProducts<4, false, true>(to, args)
+               : LaunchProducts<4, false, false>(to, args);
 }
 
-inline void StoreKv(void* stream, const StoreKvArgs& args) {
+inline void StoreKv(LaunchSink& to, const StoreKvArgs& args) {
   const int heads = 2 * args.shape.kv_heads + (args.queries > 0 ? args.shape.heads : 0);
   Launch("store_kv", StoreKvKernel, {(heads + kHeadWarps - 1) / kHeadWarps, args.rows, 1},
-         kHeadWarps * 32, sizeof(float) * kHeadWarps * kMaxHeadDim, stream, args);
+         kHeadWarps * 32, sizeof(float) * kHeadWarps * kMaxHeadDim, to, args, kEarly);
 }
 
-inline void Gather(void* stream, const GatherArgs& args) {
-  Launch("gather", GatherKernel, {args.shape.kv_heads, args.count, 1}, 64, 0, stream, args);
+inline void Gather(LaunchSink& to, const GatherArgs& args) {
+  Launch("gather", GatherKernel, {args.shape.kv_heads, args.count, 1}, 64, 0, to, args, kEarly);
 }
 
-inline void Keep(void* stream, const KeepArgs& args) {
-  Launch("keep", KeepKernel, {(args.width + kThreads - 1) / kThreads, 1, 1}, kThreads, 0, stream,
-         args);
+inline void Keep(LaunchSink& to, const KeepArgs& args) {
+  Launch("keep", KeepKernel, {(args.width + kThreads - 1) / kThreads, 1, 1}, kThreads, 0, to, args,
+         kEarly);
 }
 
-inline void Attend(void* stream, const AttendArgs& args) {
-  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.rows}, kThreads,
-         sizeof(AttendShared), stream, args);
+inline void Attend(LaunchSink& to, const AttendArgs& args) {
+  Launch("attend", AttendKernel, {args.runs, args.shape.kv_heads, args.tile_count}, kThreads,
+         sizeof(AttendShared), to, args, kEarly);
 }
 
-inline void Merge(void* stream, const AttendArgs& args) {
+inline void AttendTiles(LaunchSink& to, const AttendArgs& args) {
+  const Shape& s = args.shape;
+  const size_t shared = TileSharedBytes(s.head_dim, args.tile_rows * (s.heads / s.kv_heads),
+                                        args.bias.pairs != nullptr);
+  Launch("attend_tiles", s.head_dim <= 128 ? AttendTilesKernel<4> : AttendTilesKernel<8>,
+         {args.runs, s.kv_heads, args.tile_count}, kThreads, shared, to, args, kEarly);
+}
+
+inline void Merge(LaunchSink& to, const AttendArgs& args) {
   Launch("merge", MergeKernel, {(args.shape.heads + kHeadWarps - 1) / kHeadWarps, args.rows, 1},
-         kHeadWarps * 32, 0, stream, args);
+         kHeadWarps * 32, 0, to, args, kEarly);
 }
 
-inline void Stamp(void* stream, const StampArgs& args) {
-  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, stream, args);
+inline void Stamp(LaunchSink& to, const StampArgs& args) {
+  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, to, args);
 }
 
-inline void FillMemory(void* stream, const MemoryArgs& args) {
-  Launch("fill_memory", FillMemoryKernel, {args.blocks, 1, 1}, kThreads, 0, stream, args);
+inline void FillMemory(LaunchSink& to, const MemoryArgs& args) {
+  Launch("fill_memory", FillMemoryKernel, {args.blocks, 1, 1}, kThreads, 0, to, args);
 }
 
-inline void ReadMemory(void* stream, const MemoryArgs& args) {
+inline void ReadMemory(LaunchSink& to, const MemoryArgs& args) {
   Launch("read_memory", ReadMemoryKernel, {args.blocks, 1, 1}, kThreads,
-         kThreads / 32 * sizeof(int32_t), stream, args);
+         kThreads / 32 * sizeof(int32_t), to, args);
 }
 
-inline constexpr Kernels kKernels = {Repack, Embed,  Norm,  Products, StoreKv,    Gather,
-                                     Keep,   Attend, Merge, Stamp,    FillMemory, ReadMemory};
+inline void DenseWeights(LaunchSink& to, const DenseArgs& args) {
+  Launch("dense_weights", DenseWeightsKernel,
+         {args.strips * kStripTiles * (args.fused ? 2 : 1), 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, to, args);
+}
+
+inline void DenseInputs(LaunchSink& to, const DenseArgs& args) {
+  Launch("dense_inputs", DenseInputsKernel, {args.rows, 1, 1}, kThreads,
+         sizeof(float) * kDenseSharedFloats, to, args);
+}
+
+inline void DenseFinish(LaunchSink& to, const DenseArgs& args) {
+  constexpr int kRows = kThreads / 32;
+  Launch("dense_finish", args.fused ? DenseFinishKernel<true> : DenseFinishKernel<false>,
+         {(args.rows + kRows - 1) / kRows, (args.strips + kDenseStrips - 1) / kDenseStrips, 1},
+         kThreads, 0, to, args);
+}
+
+inline constexpr Kernels kKernels = {
+    Repack,      Embed, Norm,  Products,   StoreKv,    Gather,       Keep,        Attend,
+    AttendTiles, Merge, Stamp, FillMemory, ReadMemory, DenseWeights, DenseInputs, DenseFinish};
 
 }  // namespace withy::engine::WITHY_GPU

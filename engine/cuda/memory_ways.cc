@@ -56,7 +56,7 @@ class Pattern {
   }
   absl::Status FillByGpu(uint32_t seed) {
     args_.seed = seed;
-    gpu_.kernels().fill_memory(gpu_.stream(), args_);
+    gpu_.kernels().fill_memory(gpu_.queue(), args_);
     return gpu_.Wait();
   }
   uint64_t WrongForHost() const {
@@ -70,9 +70,9 @@ class Pattern {
   // Words that are wrong as the GPU reads them; `ns`: what that took.
   absl::StatusOr<uint64_t> WrongForGpu(uint64_t* ns) {
     auto* const stamps = stamps_.as<uint64_t>();
-    gpu_.kernels().stamp(gpu_.stream(), {.to = stamps});
-    gpu_.kernels().read_memory(gpu_.stream(), args_);
-    gpu_.kernels().stamp(gpu_.stream(), {.to = stamps + 1});
+    gpu_.kernels().stamp(gpu_.queue(), {.to = stamps});
+    gpu_.kernels().read_memory(gpu_.queue(), args_);
+    gpu_.kernels().stamp(gpu_.queue(), {.to = stamps + 1});
     WITHY_RETURN_IF_ERROR(gpu_.Wait());
     *ns = std::max<uint64_t>(1, stamps[1] - stamps[0]);
     uint64_t wrong = 0;

@@ -30,6 +30,16 @@ class PassData {
   static constexpr size_t Room(size_t count) {
     return count * sizeof(T) + kAlignment;
   }
+  // Room for `count` values, which Fill() gives later: for lists that contain addresses.
+  template <typename T>
+  T* Place(size_t count) {
+    return const_cast<T*>(Put(std::vector<T>(count)));
+  }
+  template <typename T>
+  void Fill(const T* place, const std::vector<T>& values) {
+    const auto at = reinterpret_cast<const std::byte*>(place) - device_.as<std::byte>();
+    std::memcpy(host_.data() + at, values.data(), values.size() * sizeof(T));
+  }
   // Returns the address on the device at which a copy of `values` will be.
   template <typename T>
   const T* Put(std::span<const T> values) {

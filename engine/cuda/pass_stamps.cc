@@ -33,7 +33,7 @@ absl::Status PassStamps::Begin() {
 }
 
 void PassStamps::Stamp() {
-  gpu_.kernels().stamp(gpu_.stream(), {.to = stamps_.as<uint64_t>() + next_++});
+  gpu_.kernels().stamp(gpu_.queue(), {.to = stamps_.as<uint64_t>() + next_++});
   ++stamped_;
 }
 

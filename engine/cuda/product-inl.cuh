@@ -9,36 +9,67 @@
 // lane. Inputs beyond a row's extent are zero and add zero.
 namespace withy::engine::WITHY_GPU {
 
-template <WeightType kType>
-WITHY_DEVICE void LoadWeights(const Matrix& w, int tile, int group,
-                              uint32_t (&a)[kGroupBlocks][4]) {
-  const int lane = ThreadX() % 32;
-  if constexpr (kType == WeightType::kQ8) {
+// Quantised weights of a tile and group as they lie in memory, of one lane. `Meta`: the lane's part
+// of scales and minima, a word (dp4a: of its block) or four (mma: of all blocks).
+template <WeightType kType, typename Meta>
+struct RawGroup {
+  static constexpr int kVectors = kType == WeightType::kQ8 ? kGroupBlocks : kGroupBlocks / 2;
+  Words4 quants[kVectors] = {};
+  Meta scales = {};
+  Meta mins = {};
+
+  WITHY_DEVICE void Load(const Matrix& w, int tile, int group) {
+    constexpr int kBlocks = kGroupBlocks / kVectors;  // of a vector
+    const int lane = ThreadX() % 32;
+    const int vectors = (w.blocks + kBlocks - 1) / kBlocks;
     const auto* from = reinterpret_cast<const Words4*>(
-        w.quants + (int64_t{tile} * w.blocks + group * kGroupBlocks) * 512);
+        w.quants + (int64_t{tile} * vectors + group * kVectors) * 512);
 #pragma unroll
-    for (int b = 0; b < kGroupBlocks; ++b) {
-      Words4 v = {};
-      if (group * kGroupBlocks + b < w.blocks) v = LoadStream(from + b * 32 + lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[b][i] = v.w[i];
+    for (int i = 0; i < kVectors; ++i) {
+      quants[i] = {};
+      if (group * kVectors + i < vectors) quants[i] = LoadStream(from + i * 32 + lane);
     }
-  } else {
-    const int pairs = (w.blocks + 1) / 2;
-    const auto* from =
-        reinterpret_cast<const Words4*>(w.quants + (int64_t{tile} * pairs + group * 2) * 512);
+    constexpr int kLanes = 128 / sizeof(Meta);
+    const int64_t at = (int64_t{tile} * w.groups + group) * kLanes + lane * kLanes / 32;
+    scales = LoadConst(reinterpret_cast<const Meta*>(w.scales) + at);
+    if constexpr (kType == WeightType::kQ4M) {
+      mins = LoadConst(reinterpret_cast<const Meta*>(w.mins) + at);
+    }
+  }
+  WITHY_DEVICE void Unpack(uint32_t (&a)[kGroupBlocks][4]) const {
+    if constexpr (kType == WeightType::kQ8) {
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      Words4 v = {};
-      if (group * 2 + pair < pairs) v = LoadStream(from + pair * 32 + lane);
+      for (int b = 0; b < kGroupBlocks; ++b) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[pair * 2 + i / 2][i % 2] = v.w[i] & 0x0f0f0f0fu;
-        a[pair * 2 + i / 2][i % 2 + 2] = (v.w[i] >> 4) & 0x0f0f0f0fu;
+        for (int i = 0; i < 4; ++i) a[b][i] = quants[b].w[i];
+      }
+    } else {
+#pragma unroll
+      for (int b = 0; b < kGroupBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t word = quants[b / 2].w[b % 2 * 2 + i];
+          a[b][i] = word & 0x0f0f0f0fu;
+          a[b][i + 2] = (word >> 4) & 0x0f0f0f0fu;
+        }
       }
     }
   }
-}
+};
+
+// What the lanes of a warp load ahead: a group of each tile of a strip.
+template <WeightType kType, typename Meta>
+struct RawStrip {
+  RawGroup<kType, Meta> tile[kStripTiles];
+
+  WITHY_DEVICE void Load(const Matrix& w, int strip, int group, int blocks) {
+    if (group * kGroupBlocks >= blocks) return;
+#pragma unroll
+    for (int n = 0; n < kStripTiles; ++n) {
+      if (strip * kStripTiles + n < w.tiles) tile[n].Load(w, strip * kStripTiles + n, group);
+    }
+  }
+};
 
 // The inputs of a row's group that a lane multiplies.
 WITHY_DEVICE void LoadInputs(const Inputs& x, int row, int group, int t,
@@ -84,15 +115,21 @@ WITHY_DEVICE int32_t ScatterSums(const int32_t (&p)[kGroupBlocks], int t) {
   return (odd ? second : first) + ShuffleXor(odd ? first : second, 1);
 }
 
-// Part `part` of the sums of R rows, by dp4a.
-template <WeightType kType, int R>
+// Part `part` of the sums of R rows, by dp4a. `start` is called when the first weights are on their
+// way, before anything else is read.
+template <WeightType kType, int R, typename Start>
 WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
-                          int part, const PartSums& sums) {
+                          int part, const PartSums& sums, const Start& start) {
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int t = lane % 4;
   float acc[kStripTiles][R][2] = {};
+  RawStrip<kType, uint32_t> raw;
+  raw.Load(w, strip, part, rows.blocks);
+  start();
   for (int group = part; group * kGroupBlocks < rows.blocks; group += kParts) {
+    RawStrip<kType, uint32_t> next;
+    next.Load(w, strip, group + kParts, rows.blocks);
     uint32_t x[R][kGroupBlocks][2];
     float x_scale[R];
     int32_t x_sum[R];
@@ -107,16 +144,11 @@ WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const St
     }
 #pragma unroll
     for (int n = 0; n < kStripTiles; ++n) {
-      const int tile = strip * kStripTiles + n;
-      if (tile >= w.tiles) continue;
+      if (strip * kStripTiles + n >= w.tiles) continue;
       uint32_t a[kGroupBlocks][4];
-      LoadWeights<kType>(w, tile, group, a);
-      const int64_t meta = (int64_t{tile} * w.groups + group) * 32 + lane;
-      const uint32_t scales = LoadConst(reinterpret_cast<const uint32_t*>(w.scales) + meta);
-      uint32_t mins = 0;
-      if constexpr (kType == WeightType::kQ4M) {
-        mins = LoadConst(reinterpret_cast<const uint32_t*>(w.mins) + meta);
-      }
+      raw.tile[n].Unpack(a);
+      const uint32_t scales = raw.tile[n].scales;
+      const uint32_t mins = raw.tile[n].mins;
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         int32_t low[kGroupBlocks];
@@ -143,6 +175,7 @@ WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const St
         }
       }
     }
+    raw = next;
   }
 #pragma unroll
   for (int n = 0; n < kStripTiles; ++n) {
@@ -190,15 +223,20 @@ WITHY_DEVICE MmaInputs LoadMmaInputs(const Inputs& in, const StripRows& rows, in
 }
 
 // The same of R rows, a multiple of 8, by mma.
-template <WeightType kType, int R>
+template <WeightType kType, int R, typename Start>
 WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
-                          int part, const PartSums& sums) {
+                          int part, const PartSums& sums, const Start& start) {
   constexpr int kEights = R / 8;
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int t = lane % 4;
   float acc[kStripTiles][kEights][4][kGroupBlocks] = {};
+  RawStrip<kType, Words4> raw;
+  raw.Load(w, strip, part, rows.blocks);
+  start();
   for (int group = part; group * kGroupBlocks < rows.blocks; group += kParts) {
+    RawStrip<kType, Words4> next;
+    next.Load(w, strip, group + kParts, rows.blocks);
     MmaInputs inputs[kEights];
 #pragma unroll
     for (int e = 0; e < kEights; ++e) {
@@ -206,16 +244,11 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
     }
 #pragma unroll
     for (int n = 0; n < kStripTiles; ++n) {
-      const int tile = strip * kStripTiles + n;
-      if (tile >= w.tiles) continue;
+      if (strip * kStripTiles + n >= w.tiles) continue;
       uint32_t a[kGroupBlocks][4];
-      LoadWeights<kType>(w, tile, group, a);
-      const int64_t meta = (int64_t{tile} * w.groups + group) * 8 + g;
-      const Words4 scales = LoadConst(reinterpret_cast<const Words4*>(w.scales) + meta);
-      Words4 mins = {};
-      if constexpr (kType == WeightType::kQ4M) {
-        mins = LoadConst(reinterpret_cast<const Words4*>(w.mins) + meta);
-      }
+      raw.tile[n].Unpack(a);
+      const Words4 scales = raw.tile[n].scales;
+      const Words4 mins = raw.tile[n].mins;
 #pragma unroll
       for (int b = 0; b < kGroupBlocks; ++b) {
         const bool live = group * kGroupBlocks + b < rows.blocks;
@@ -241,6 +274,7 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
         }
       }
     }
+    raw = next;
   }
 #pragma unroll
   for (int n = 0; n < kStripTiles; ++n) {
@@ -258,43 +292,73 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
   }
 }
 
-// Eight float weights of a row: `k_half` is a part of [tile][block][rows g, g + 8].
+// Float weights of a strip and kBlocks blocks of 32 inputs, of one lane: eight inputs of the rows g
+// and g + 8 of each tile and block.
 template <WeightType kType>
-WITHY_DEVICE void LoadFloats(const Matrix& w, int64_t part, int lane, float (&f)[8]) {
-  if constexpr (kType == WeightType::kF32) {
-    const auto* from = reinterpret_cast<const Words4*>(w.quants) + part * 64 + lane;
+struct RawFloats {
+  static constexpr int kVectors = kType == WeightType::kF32 ? 2 : 1;  // of eight inputs
+  static constexpr int kBlocks = 2 / kVectors;
+  Words4 v[kStripTiles][kBlocks][2][kVectors] = {};
+
+  WITHY_DEVICE void Load(const Matrix& w, int strip, int block, int blocks) {
+    const int lane = ThreadX() % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Words4 v = LoadStream(from + half * 32);
+    for (int n = 0; n < kStripTiles; ++n) {
+      const int tile = strip * kStripTiles + n;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f[half * 4 + i] = BitsFloat(static_cast<int32_t>(v.w[i]));
-    }
-  } else {
-    const Words4 v = LoadStream(reinterpret_cast<const Words4*>(w.quants) + part * 32 + lane);
+      for (int b = 0; b < kBlocks; ++b) {
+        if (tile >= w.tiles || block + b >= blocks) continue;
+        const auto* from = reinterpret_cast<const Words4*>(w.quants) +
+                           (int64_t{tile} * w.blocks + block + b) * 2 * kVectors * 32 + lane;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kType == WeightType::kF16) {
-        f[2 * i] = LowHalf(v.w[i]);
-        f[2 * i + 1] = HighHalf(v.w[i]);
-      } else {
-        f[2 * i] = BitsFloat(static_cast<int32_t>(v.w[i] << 16));
-        f[2 * i + 1] = BitsFloat(static_cast<int32_t>(v.w[i] & 0xffff0000u));
+        for (int high = 0; high < 2; ++high) {
+#pragma unroll
+          for (int i = 0; i < kVectors; ++i) {
+            v[n][b][high][i] = LoadStream(from + (high * kVectors + i) * 32);
+          }
+        }
       }
     }
   }
-}
+  WITHY_DEVICE void Unpack(int n, int b, int high, float (&f)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kType == WeightType::kF32) {
+        f[i] = BitsFloat(static_cast<int32_t>(v[n][b][high][i / 4].w[i % 4]));
+      } else {
+        const uint32_t pair = v[n][b][high][0].w[i / 2];
+        if constexpr (kType == WeightType::kF16) {
+          f[i] = i % 2 == 0 ? LowHalf(pair) : HighHalf(pair);
+        } else {
+          f[i] = BitsFloat(static_cast<int32_t>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u));
+        }
+      }
+    }
+  }
+};
 
 // Float weights: each lane sums its inputs 8t .. 8t + 7 of every block in order.
-template <WeightType kType, int R>
+template <WeightType kType, int R, typename Start>
 WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
-                            int part, const PartSums& sums) {
+                            int part, const PartSums& sums, const Start& start) {
+  using Raw = RawFloats<kType>;
+  constexpr int kSteps = kGroupBlocks / Raw::kBlocks;  // of a group
   const int lane = ThreadX() % 32;
   const int g = lane / 4;
   const int t = lane % 4;
+  const auto block_of = [&](int step) {
+    return (part + step / kSteps * kParts) * kGroupBlocks + step % kSteps * Raw::kBlocks;
+  };
   float acc[kStripTiles][R][2] = {};
-  for (int group = part; group * kGroupBlocks < rows.blocks; group += kParts) {
-    for (int b = 0; b < kGroupBlocks; ++b) {
-      const int block = group * kGroupBlocks + b;
+  Raw raw;
+  raw.Load(w, strip, block_of(0), rows.blocks);
+  start();
+  for (int step = 0; block_of(step / kSteps * kSteps) < rows.blocks; ++step) {
+    Raw next;
+    next.Load(w, strip, block_of(step + 1), rows.blocks);
+#pragma unroll
+    for (int b = 0; b < Raw::kBlocks; ++b) {
+      const int block = block_of(step) + b;
       if (block >= rows.blocks) break;
       float x[R][8];
 #pragma unroll
@@ -311,12 +375,11 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
       }
 #pragma unroll
       for (int n = 0; n < kStripTiles; ++n) {
-        const int tile = strip * kStripTiles + n;
-        if (tile >= w.tiles) continue;
+        if (strip * kStripTiles + n >= w.tiles) continue;
 #pragma unroll
         for (int high = 0; high < 2; ++high) {
           float f[8];
-          LoadFloats<kType>(w, (int64_t{tile} * w.blocks + block) * 2 + high, lane, f);
+          raw.Unpack(n, b, high, f);
 #pragma unroll
           for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -325,6 +388,7 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
         }
       }
     }
+    raw = next;
   }
 #pragma unroll
   for (int n = 0; n < kStripTiles; ++n) {
@@ -341,40 +405,42 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
   }
 }
 
-template <WeightType kType, int R, bool kMma>
+template <WeightType kType, int R, bool kMma, typename Start>
 WITHY_DEVICE void TypedPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
-                            int part, const PartSums& sums) {
+                            int part, const PartSums& sums, const Start& start) {
   if constexpr (!IsQuantized(kType)) {
     // Eight rows at a time: more do not fit into registers.
     constexpr int kRows = R < 8 ? R : 8;
     for (int first = 0; first < R && first < rows.count; first += kRows) {
       const StripRows some = {rows.first + first, rows.count - first, rows.blocks};
       const PartSums to = {sums.at + first * sums.stride, sums.rows, sums.stride};
-      FloatPart<kType, kRows>(w, in, strip, some, part, to);
+      FloatPart<kType, kRows>(w, in, strip, some, part, to, [&] {
+        if (first == 0) start();
+      });
     }
   } else if constexpr (kMma) {
-    MmaPart<kType, R>(w, in, strip, rows, part, sums);
+    MmaPart<kType, R>(w, in, strip, rows, part, sums, start);
   } else {
-    DotPart<kType, R>(w, in, strip, rows, part, sums);
+    DotPart<kType, R>(w, in, strip, rows, part, sums, start);
   }
 }
 
-template <int R, bool kMma>
+template <int R, bool kMma, typename Start>
 WITHY_DEVICE void AnyPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
-                          int part, const PartSums& sums) {
+                          int part, const PartSums& sums, const Start& start) {
   switch (w.type) {
     case WeightType::kF32:
-      return TypedPart<WeightType::kF32, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kF32, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kF16:
-      return TypedPart<WeightType::kF16, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kF16, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kBf16:
-      return TypedPart<WeightType::kBf16, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kBf16, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kQ8:
-      return TypedPart<WeightType::kQ8, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kQ8, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kQ4:
-      return TypedPart<WeightType::kQ4, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kQ4, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kQ4M:
-      return TypedPart<WeightType::kQ4M, R, kMma>(w, in, strip, rows, part, sums);
+      return TypedPart<WeightType::kQ4M, R, kMma>(w, in, strip, rows, part, sums, start);
   }
 }
 
@@ -386,13 +452,13 @@ WITHY_DEVICE float AddParts(const PartSums& sums, int row, int output) {
 }
 
 // A warp finishes the strip of one row: a lane has output strip * 32 + lane.
-WITHY_DEVICE void FinishRow(const Product& p, int strip, int row, float v) {
+// `old`: what the output was, if the product is added to it.
+WITHY_DEVICE void FinishRow(const Product& p, int strip, int row, float v, float old) {
   const int o = strip * kStripOutputs + ThreadX() % 32;
   const int extent = p.out_extent != nullptr ? LoadConst(p.out_extent + row) : p.w.n_out;
-  float* y = p.y + row * p.y_stride + o;
   if (o < extent) {
-    if (p.add) v = Load(y) + v;
-    Store(y, v);
+    if (p.add) v = old + v;
+    Store(p.y + row * p.y_stride + o, v);
   }
   if (p.next_weight == nullptr) return;
   const bool real = o < p.w.n_out;
@@ -410,17 +476,18 @@ WITHY_DEVICE float SwiGlu(float gate, float up) {
 WITHY_DEVICE void FinishNeurons(const Product& p, int strip, int row, float gate, float up) {
   const int o = strip * kStripOutputs + ThreadX() % 32;
   const int extent = p.out_extent != nullptr ? LoadConst(p.out_extent + row) : p.w.n_out;
-  const LowRankRun* run = RunOf(p.runs, p.run_count, row);
+  const int of_pass = p.x_row + row;
+  const LowRankRun* run = RunOf(p.runs, p.run_count, of_pass);
   float h = 0.0f;
   if (o < extent) {
     if (run != nullptr) {
-      const float* a = p.a + int64_t{row} * p.a_stride;
+      const float* a = p.a + int64_t{of_pass} * p.a_stride;
       gate = AddLowRank(run->b[0], a + run->a_offset[0], o, gate);
       up = AddLowRank(run->b[1], a + run->a_offset[1], o, up);
     }
     h = SwiGlu(gate, up);
   }
-  WriteBlock(p.neurons, row, strip, h, p.quantise, p.keep_floats);
+  WriteBlock(p.neurons, of_pass, strip, h, p.quantise, p.keep_floats);
 }
 
 // Shared memory of a thread block.
@@ -431,7 +498,9 @@ constexpr int ProductSharedFloats(int rows, bool fused) {
 // Products of R rows a thread block; grid [row blocks, strips of all products]: blocks
 // that multiply the same weights run side by side and find them in the cache.
 template <int R, bool kMma, bool kFused>
-WITHY_GLOBAL void WITHY_THREADS(kThreads) ProductKernel(ProductArgs args) {
+WITHY_GLOBAL void WITHY_BLOCKS(kThreads, R == 1 && !kFused ? 2 : 1)
+    ProductKernel(ProductArgs args) {
+  LetNextStart();
   int n = 0;
   while (n + 1 < args.count && BlockY() >= args.products[n + 1].first_strip) ++n;
   const Product& p = args.products[n];
@@ -440,7 +509,7 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) ProductKernel(ProductArgs args) {
   StripRows rows;
   rows.first = p.x_row + first;
   rows.count = p.rows - first < R ? p.rows - first : R;
-  if (rows.count <= 0) return;
+  if (rows.count <= 0) return;  // no wait: it writes nothing
   const int outputs = p.out_extent != nullptr ? LoadConst(p.out_extent + first) : p.w.n_out;
   const bool computes = strip * kStripOutputs < outputs;
   if (!computes && !kFused) return;  // neurons beyond the extent are zero for the next product
@@ -449,29 +518,44 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) ProductKernel(ProductArgs args) {
   const PartSums sums = {reinterpret_cast<float*>(SharedMemory()), R,
                          (kFused ? 2 : 1) * kStripOutputs + 4};
   const int part = ThreadX() / 32;
+  const int lane = ThreadX() % 32;
+  const int output = strip * kStripOutputs + lane;
+  // What finishing a row reads, for the warp's first row; on its way while the weights are.
+  float squares = 0.0f;
+  float old = 0.0f;
+  const auto read_row = [&](int r) {
+    if (p.normed) squares = SumOfSquares(p.x, p.x_row + first + r, p.w.n_in);
+    if (!kFused && p.add && output < p.w.n_out) old = Load(p.y + (first + r) * p.y_stride + output);
+  };
+  const auto start = [&] {
+    WaitForPrior();
+    if (part < rows.count) read_row(part);
+  };
   if (computes) {
-    AnyPart<R, kMma>(p.w, p.x, strip, rows, part, sums);
+    AnyPart<R, kMma>(p.w, p.x, strip, rows, part, sums, start);
     if constexpr (kFused) {
       const PartSums of_up = {sums.at + kStripOutputs, sums.rows, sums.stride};
-      AnyPart<R, kMma>(p.up, p.x, strip, rows, part, of_up);
+      AnyPart<R, kMma>(p.up, p.x, strip, rows, part, of_up, [] {});
     }
+  } else {
+    start();
   }
   SyncBlock();
-  const int lane = ThreadX() % 32;
   for (int r = part; r < rows.count; r += kThreads / 32) {
     const int row = first + r;
+    if (r != part) read_row(r);
     float v = computes ? AddParts(sums, r, lane) : 0.0f;
     float up = 0.0f;
     if constexpr (kFused) up = computes ? AddParts(sums, r, kStripOutputs + lane) : 0.0f;
     if (p.normed) {
-      const float factor = NormFactor(p.x, p.x_row + row, p.w.n_in, p.epsilon);
+      const float factor = NormFactor(squares, p.w.n_in, p.epsilon);
       v = v * factor;
       up = up * factor;
     }
     if constexpr (kFused) {
       FinishNeurons(p, strip, row, v, up);
     } else {
-      FinishRow(p, strip, row, v);
+      FinishRow(p, strip, row, v, old);
     }
   }
 }

@@ -12,6 +12,8 @@ namespace withy::engine::cuda {
 namespace {
 
 constexpr size_t kPartBytes = size_t{64} << 20;  // of attention's parts at a time
+// Rows up to which a pass is started whole: it is short, and its graph is used again.
+constexpr int32_t kRowsTogether = 32;
 
 }  // namespace
 
@@ -89,21 +91,9 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   status_ = stamps_.Begin();
   if (!status_.ok()) return false;
   const auto ops = static_cast<int32_t>(program_->ops.size());
-  while (next_op_ < std::min(end, ops) && (stop == nullptr || !*stop)) {
-    const Op& op = program_->ops[static_cast<size_t>(next_op_)];
-    stamps_.OnQueueing();
-    if (absl::Status status = Launch(op, op_data_[static_cast<size_t>(next_op_)]); !status.ok()) {
-      return Fail(std::move(status));
-    }
-    ++next_op_;
-    stamps_.OnQueued(op);
-    if (op.layer > marked_layer_) {
-      marked_layer_ = op.layer;
-      absl::Status status = gpu_.Mark(marked_layer_ % 2);
-      if (status.ok() && marked_layer_ > 0) status = gpu_.WaitFor((marked_layer_ - 1) % 2);
-      if (!status.ok()) return Fail(std::move(status));
-    }
-  }
+  if (stop != nullptr && *stop && next_op_ == 0) return false;
+  status_ = StartsTogether(end) ? LaunchTogether() : LaunchUntil(std::min(end, ops), stop);
+  if (!status_.ok()) return false;
   absl::Status status = next_op_ < ops ? gpu_.Wait() : Finish();
   if (status.ok()) status = stamps_.Report(next_op_ == ops);
   if (!status.ok()) return Fail(std::move(status));
@@ -111,6 +101,44 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   finished_ = true;
   UnmapContexts();
   return true;
+}
+
+bool CudaRun::StartsTogether(int32_t end) const {
+  return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
+         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap();
+}
+
+absl::Status CudaRun::LaunchNext() {
+  const auto i = static_cast<size_t>(next_op_);
+  stamps_.OnQueueing();
+  WITHY_RETURN_IF_ERROR(Launch(program_->ops[i], op_data_[i]));
+  ++next_op_;
+  stamps_.OnQueued(program_->ops[i]);
+  return absl::OkStatus();
+}
+
+absl::Status CudaRun::LaunchTogether() {
+  gpu_.queue().Collect();
+  while (next_op_ < static_cast<int32_t>(program_->ops.size())) {
+    if (absl::Status status = LaunchNext(); !status.ok()) {
+      gpu_.queue().Drop();
+      return status;
+    }
+  }
+  return gpu_.queue().Submit();
+}
+
+absl::Status CudaRun::LaunchUntil(int32_t end, const std::atomic<bool>* stop) {
+  while (next_op_ < end && (stop == nullptr || !*stop)) {
+    const int32_t layer = program_->ops[static_cast<size_t>(next_op_)].layer;
+    WITHY_RETURN_IF_ERROR(LaunchNext());
+    if (layer > marked_layer_) {
+      marked_layer_ = layer;
+      WITHY_RETURN_IF_ERROR(gpu_.Mark(marked_layer_ % 2));
+      if (marked_layer_ > 0) WITHY_RETURN_IF_ERROR(gpu_.WaitFor((marked_layer_ - 1) % 2));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaRun::Finish() {
@@ -160,27 +188,25 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kAttentionOut:
     case OpKind::kDown:
     case OpKind::kHead:
-      LaunchProducts(data.products, false);
-      break;
+      return LaunchAll(data, false);
     case OpKind::kGateUp:
-      LaunchProducts(data.products, true);
-      break;
+      return LaunchAll(data, true);
     case OpKind::kStoreKv:
       LaunchStoreKv(op, data);
       break;
     case OpKind::kGatherTail:
-      kernels_.gather(gpu_.stream(), {.shape = kernel_shape_,
-                                      .layer = op.layer,
-                                      .count = copy_count_,
-                                      .copies = copies_,
-                                      .contexts = contexts_,
-                                      .places = places_,
-                                      .tail = tail_.as<uint8_t>(),
-                                      .block_bytes = block_bytes_});
+      kernels_.gather(gpu_.queue(), {.shape = kernel_shape_,
+                                     .layer = op.layer,
+                                     .count = copy_count_,
+                                     .copies = copies_,
+                                     .contexts = contexts_,
+                                     .places = places_,
+                                     .tail = tail_.as<uint8_t>(),
+                                     .block_bytes = block_bytes_});
       break;
     case OpKind::kKeepWanted:
       kernels_.keep(
-          gpu_.stream(),
+          gpu_.queue(),
           {.x = x_.as<float>(), .width = shape().d_model, .wanted = wanted_, .count = op.rows});
       break;
     case OpKind::kAttend:
@@ -211,12 +237,12 @@ void CudaRun::LaunchEmbed(const Op& op) {
   EmbedArgs args{
       .fetched = fetched_, .tokens = tokens_, .x = x_.as<float>(), .width = shape().d_model};
   if (fetched_ == nullptr) args.embedding = weights_.matrix(op.weights[0]);
-  kernels_.embed(gpu_.stream(), args, op.rows);
+  kernels_.embed(gpu_.queue(), args, op.rows);
 }
 
 void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
   if (!normed_[static_cast<size_t>(next_op_)]) {
-    kernels_.norm(gpu_.stream(),
+    kernels_.norm(gpu_.queue(),
                   {.x = x_.as<float>(),
                    .width = shape().d_model,
                    .weight = weights_.vector(op.weights[0]),
@@ -232,11 +258,19 @@ void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
   LaunchProducts(data.lower, false);
 }
 
+absl::Status CudaRun::LaunchAll(const OpData& data, bool fused) {
+  LaunchProducts(data.products, fused);
+  for (const DenseGroup& group : data.dense) {
+    WITHY_RETURN_IF_ERROR(executor_.dense()->Launch(group));
+  }
+  return absl::OkStatus();
+}
+
 void CudaRun::LaunchProducts(const OpProducts& products, bool fused) {
   if (products.strips == 0) return;
   const ProductPath path =
       products.rows >= executor_.options().mma_rows ? ProductPath::kMma : ProductPath::kDp4a;
-  kernels_.products(gpu_.stream(),
+  kernels_.products(gpu_.queue(),
                     {.products = products.products,
                      .count = products.count,
                      .strips = products.strips,
@@ -251,7 +285,7 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
   // The operation of the products before it says which rows have queries.
   const Op& qkv = program_->ops[static_cast<size_t>(next_op_) - 1];
   kernels_.store_kv(
-      gpu_.stream(),
+      gpu_.queue(),
       {.shape = kernel_shape_,
        .layer = op.layer,
        .rows = op.rows,
@@ -280,7 +314,6 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
 }
 
 void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
-  const ModelShape& s = shape();
   const bool last = op.layer == LastLayer();
   AttendArgs args{.shape = kernel_shape_,
                   .layer = op.layer,
@@ -303,21 +336,31 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
     args.density = density_.as<float>();
     args.density_stride = density_chunks_;
   }
-  const size_t row_bytes = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
-                           static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
-  const auto at_once = static_cast<int>(std::max<size_t>(1, parts_.bytes() / row_bytes));
-  for (int row = 0; row < op.rows; row += at_once) {
+  const Tiles& tiles = last ? wanted_tiles_ : tiles_;
+  args.tile_rows = tiles.host.rows;
+  for (int row = 0; row < op.rows; row += tile_limits_.at_once) {
     args.first_row = row;
-    args.rows = std::min(at_once, op.rows - row);
-    kernels_.attend(gpu_.stream(), args);
-    kernels_.merge(gpu_.stream(), args);
+    args.rows = std::min(tile_limits_.at_once, op.rows - row);
+    const auto launch = [&](const std::vector<AttendTile>& host, const AttendTile* on_device,
+                            void (*attend)(LaunchSink&, const AttendArgs&)) {
+      const auto at = [&](int first) {
+        return static_cast<int>(std::ranges::lower_bound(host, first, {}, &AttendTile::first) -
+                                host.begin());
+      };
+      args.tiles = on_device + at(row);
+      args.tile_count = at(row + args.rows) - at(row);
+      if (args.tile_count > 0) attend(gpu_.queue(), args);
+    };
+    launch(tiles.host.tiles, tiles.tiles, kernels_.attend_tiles);
+    launch(tiles.host.single, tiles.single, kernels_.attend);
+    kernels_.merge(gpu_.queue(), args);
   }
 }
 
 absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
   const auto floats = static_cast<size_t>(op.rows) * static_cast<size_t>(shape().d_model);
   WITHY_RETURN_IF_ERROR(tapped_.Reserve(floats * sizeof(float)));
-  kernels_.norm(gpu_.stream(),
+  kernels_.norm(gpu_.queue(),
                 {.x = x_.as<float>(),
                  .width = shape().d_model,
                  .runs = data.runs,
@@ -333,7 +376,7 @@ absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
 }
 
 void CudaRun::LaunchTakeLogitRows(const Op& op, const OpData& data) {
-  kernels_.norm(gpu_.stream(),
+  kernels_.norm(gpu_.queue(),
                 {.x = x_.as<float>(),
                  .width = shape().d_model,
                  .weight = weights_.vector({WeightRole::kOutputNorm, -1}),
@@ -373,6 +416,7 @@ absl::Status CudaRun::ReserveBuffers() {
   const size_t part_row = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
                           static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
   WITHY_RETURN_IF_ERROR(parts_.Reserve(std::max(part_row, std::min(kPartBytes, rows * part_row))));
+  tile_limits_ = LimitsOf(kernel_shape_, weights_.has_key_bias(), part_row, parts_.bytes());
   const size_t q_bytes = (heads * static_cast<size_t>(s.head_dim) + 255) / 256 * 256;
   const size_t bias_floats = weights_.has_key_bias() ? heads * kMaxBiasPairs * 2 : 0;
   const size_t rotated_floats = half_blocks_ ? heads * static_cast<size_t>(s.head_dim) : 0;

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/cuda/attend_tiles.h"
+#include "engine/cuda/dense_rows.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/pass_data.h"
 #include "engine/cuda/pass_stamps.h"
@@ -17,8 +19,9 @@
 
 namespace withy::engine::cuda {
 
-// Operations are queued at most two layers ahead of the GPU, so that a stop takes effect within
-// three layers. A pause waits for what is queued.
+// Passes of few rows are started whole, as a graph where possible; a stop takes effect before one.
+// Of longer ones operations are queued at most two layers ahead of the GPU, so that a stop takes
+// effect within three layers. A pause waits for what is queued.
 class CudaRun final : public ProgramRun {
  public:
   explicit CudaRun(CudaExecutor& executor);
@@ -38,17 +41,30 @@ class CudaRun final : public ProgramRun {
     int strips = 0;
     int rows = 0;
   };
+  // A product before it is cut by rows, and what its rows have; null: all of the matrix.
+  struct Planned {
+    Product product;
+    const int32_t* outputs = nullptr;
+    const int32_t* inputs = nullptr;
+  };
   struct ProductList {
     std::vector<Product> products;
     int strips = 0;
     int rows = 0;  // of the product with most
-    // `outputs`: that the first row computes, which computes most.
-    void Add(Product product, int outputs);
+    // Rows [first, first + rows) of a product; the first row computes most.
+    void Add(const Planned& planned, int first, int rows);
+  };
+  // Tiles of attention; the addresses are those of the lists in pass data.
+  struct Tiles {
+    AttendTiles host;
+    const AttendTile* tiles = nullptr;
+    const AttendTile* single = nullptr;
   };
   // Addresses of what the operation reads from pass data.
   struct OpData {
-    OpProducts products;  // of the operation
-    OpProducts lower;     // A of the LoRA of gate and up, after a norm
+    OpProducts products;            // of the operation
+    OpProducts lower;               // A of the LoRA of gate and up, after a norm
+    std::vector<DenseGroup> dense;  // those of long prompts
     const LowRankRun* runs = nullptr;
     int run_count = 0;
     const int32_t* heads = nullptr;  // extents
@@ -60,17 +76,21 @@ class CudaRun final : public ProgramRun {
   absl::Status Prepare();
   absl::Status ReserveBuffers();
   size_t PassDataBytes() const;
-  absl::Status PutRows();
+  void PutRows();
+  absl::Status PutContexts();
   void PutTails();
+  void PutTiles();
   void PutOps();
   void PutExtents(const Op& op, OpData* data);
   void PutRuns(const Op& op, OpData* data);
   void PutProducts(const Op& op, OpData* data);
   OpProducts PutList(const ProductList& list);
-  void AddQkv(const Op& op, const OpData& data, ProductList* list);
-  void AddResidual(const Op& op, const OpData& data, ProductList* list);
-  void AddGateUp(const Op& op, const OpData& data, ProductList* list);
-  void AddHead(const Op& op, ProductList* list);
+  std::vector<Planned> PlanQkv(const Op& op, const OpData& data);
+  std::vector<Planned> PlanResidual(const Op& op, const OpData& data);
+  std::vector<Planned> PlanGateUp(const Op& op, const OpData& data);
+  std::vector<Planned> PlanHead(const Op& op);
+  std::vector<RowRun> RunsOf(const Op& op, int first, int rows) const;
+  void PutDense(std::span<const Planned> products, int first, int rows, OpData* data);
   void AddLoraInputs(const Op& op, ProductList* list);
   Product NewProduct(const Matrix& w, const InputBuffer& x, int rows, float* y,
                      int64_t stride) const;
@@ -80,6 +100,7 @@ class CudaRun final : public ProgramRun {
   absl::Status LaunchStage(const Op& op);
   void LaunchEmbed(const Op& op);
   void LaunchNorm(const Op& op, const OpData& data);
+  absl::Status LaunchAll(const OpData& data, bool fused);
   void LaunchProducts(const OpProducts& products, bool fused);
   void LaunchStoreKv(const Op& op, const OpData& data);
   void LaunchAttend(const Op& op, const OpData& data);
@@ -87,6 +108,11 @@ class CudaRun final : public ProgramRun {
   void LaunchTakeLogitRows(const Op& op, const OpData& data);
 
   void UnmapContexts();
+  // Whether the operations are started together, as a graph where the same were started before.
+  bool StartsTogether(int32_t end) const;
+  absl::Status LaunchNext();
+  absl::Status LaunchTogether();
+  absl::Status LaunchUntil(int32_t end, const std::atomic<bool>* stop);
   bool Fail(absl::Status status);
   absl::Status Finish();
   absl::Status AddDensities();
@@ -114,9 +140,10 @@ class CudaRun final : public ProgramRun {
   bool finished_ = false;
   int32_t marked_layer_ = -1;
   int32_t density_chunks_ = 0;
-  int32_t runs_ = 0;  // of the row that sees most
-  bool half_blocks_ = false;
-  std::vector<KvMemory> mapped_;  // of the contexts, until the program is over
+  int32_t runs_ = 0;                 // of the row that sees most
+  std::vector<bool> half_contexts_;  // [context]: it has blocks of 16 bits
+  bool half_blocks_ = false;         // some context has
+  std::vector<KvMemory> mapped_;     // of the contexts, until the program is over
   std::vector<OpData> op_data_;
   std::vector<bool> normed_;  // [op]: the operation before it has done this norm
 
@@ -129,6 +156,9 @@ class CudaRun final : public ProgramRun {
   const KvPlaces* places_ = nullptr;
   const int32_t* wanted_ = nullptr;
   const int32_t* logit_rows_ = nullptr;
+  TileLimits tile_limits_;
+  Tiles tiles_;         // of all rows
+  Tiles wanted_tiles_;  // of those that want logits
   const TailCopy* copies_ = nullptr;
   int copy_count_ = 0;
 

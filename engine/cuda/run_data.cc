@@ -1,7 +1,10 @@
 // What a pass reads besides weights and activations: made by CudaRun before the first operation.
 #include <algorithm>
+#include <bit>
+#include <numeric>
 #include <utility>
 
+#include "base/round_up.h"
 #include "base/status.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/run.h"
@@ -10,19 +13,12 @@
 namespace withy::engine::cuda {
 namespace {
 
-int StripsOf(int outputs) { return (outputs + kStripOutputs - 1) / kStripOutputs; }
+// What kernels get as arguments is the same for many passes, so that their launches can be played
+// as a graph: sizes that grow with a context are rounded up.
+constexpr size_t kCopiesAtOnce = 64;
+constexpr int32_t kDensityChunksAtOnce = 64;
 
-KvPlaces PlacesOf(const KvGeometry& geometry, KvFormat format) {
-  const KvOffsets at = geometry.Offsets(format, 0);
-  return {.head_bytes = static_cast<uint32_t>(geometry.HeadBytes(format)),
-          .k_scale = static_cast<uint32_t>(at.k_scale),
-          .v_scale = static_cast<uint32_t>(at.v_scale),
-          .zero = static_cast<uint32_t>(at.zero),
-          .k_mean = static_cast<uint32_t>(at.k_mean),
-          .units = static_cast<uint32_t>(at.units),
-          .k = static_cast<uint32_t>(at.k),
-          .v = static_cast<uint32_t>(at.v)};
-}
+int StripsOf(int outputs) { return (outputs + kStripOutputs - 1) / kStripOutputs; }
 
 }  // namespace
 
@@ -30,22 +26,28 @@ absl::Status CudaRun::Prepare() {
   UnmapContexts();  // of a try that failed
   density_chunks_ = 0;
   half_blocks_ = false;
+  half_contexts_.clear();
   runs_ = 1;
   for (const ContextView& context : batch_.contexts) {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(context.density.size()));
-    for (const KvBlockName& name : context.blocks) {
-      half_blocks_ = half_blocks_ || name.format == KvFormat::kF16;
-    }
+    half_contexts_.push_back(
+        std::any_of(context.blocks.begin(), context.blocks.end(),
+                    [](const KvBlockName& name) { return name.format == KvFormat::kF16; }));
+    half_blocks_ = half_blocks_ || half_contexts_.back();
   }
   for (const PlannedRow& planned : plan_->rows()) {
     density_chunks_ = std::max(density_chunks_, static_cast<int32_t>(planned.row->density.size()));
     runs_ = std::max(runs_, planned.row->position / kRunKeys + 1);
   }
+  runs_ = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(runs_)));
+  density_chunks_ = RoundUp(density_chunks_, kDensityChunksAtOnce);
   WITHY_RETURN_IF_ERROR(ReserveBuffers());
   WITHY_RETURN_IF_ERROR(pass_data_.Begin(PassDataBytes()));
-  WITHY_RETURN_IF_ERROR(PutRows());
+  PutRows();
   PutTails();
+  PutTiles();
   PutOps();
+  WITHY_RETURN_IF_ERROR(PutContexts());
   return pass_data_.Send();
 }
 
@@ -54,23 +56,26 @@ size_t CudaRun::PassDataBytes() const {
   const ModelShape& s = shape();
   const auto rows = static_cast<size_t>(plan_->count());
   const size_t ops = program_->ops.size();
-  size_t bytes =
-      PassData::Room<Row>(rows) + 3 * PassData::Room<int32_t>(rows) +
-      PassData::Room<float>(rows * 2 * static_cast<size_t>(s.head_dim)) +
-      PassData::Room<float>(rows * static_cast<size_t>(s.d_model)) +
-      PassData::Room<Context>(batch_.contexts.size()) + PassData::Room<KvPlaces>(kKvFormats) +
-      PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens) +
-      ops * (PassData::Room<Product>(4) + PassData::Room<Product>(0) +
-             PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
-      2 * PassData::Room<Product>(program_->runs.size()) +
-      4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
+  const size_t runs = executor_.dense() == nullptr ? 1 : MostRuns(*plan_);
+  size_t bytes = PassData::Room<Row>(rows) + 3 * PassData::Room<int32_t>(rows) +
+                 PassData::Room<float>(rows * 2 * static_cast<size_t>(s.head_dim)) +
+                 PassData::Room<float>(rows * static_cast<size_t>(s.d_model)) +
+                 PassData::Room<Context>(batch_.contexts.size()) +
+                 PassData::Room<KvPlaces>(kKvFormats) +
+                 PassData::Room<TailCopy>(static_cast<size_t>(plan_->tail_blocks()) * kChunkTokens +
+                                          kCopiesAtOnce) +
+                 4 * PassData::Room<AttendTile>(rows) +
+                 ops * (runs * PassData::Room<Product>(4) + PassData::Room<Product>(0) +
+                        PassData::Room<LowRankRun>(0) + 4 * PassData::Room<int32_t>(rows)) +
+                 2 * PassData::Room<Product>(program_->runs.size()) +
+                 4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
   for (const ContextView& context : batch_.contexts) {
     bytes += PassData::Room<KvBlockName>(context.blocks.size());
   }
   return bytes;
 }
 
-absl::Status CudaRun::PutRows() {
+void CudaRun::PutRows() {
   const ModelShape& s = shape();
   const WeightStream* const stream = executor_.stream();
   const bool fetches = stream != nullptr && stream->StreamsEmbedding();
@@ -101,14 +106,7 @@ absl::Status CudaRun::PutRows() {
   tokens_ = pass_data_.Put(tokens);
   angles_ = pass_data_.Put(angles);
   fetched_ = fetches ? pass_data_.Put(fetched) : nullptr;
-  std::vector<Context> contexts;
-  for (const ContextView& view : batch_.contexts) {
-    Context& context = contexts.emplace_back();
-    WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
-    mapped_.push_back(view.memory);
-    context.blocks = pass_data_.Put(view.blocks);
-  }
-  contexts_ = pass_data_.Put(contexts);
+  contexts_ = pass_data_.Place<Context>(batch_.contexts.size());
   const KvGeometry geometry{s.layers, s.kv_heads, s.head_dim};
   std::vector<KvPlaces> places(kKvFormats);
   for (size_t format = 1; format < places.size(); ++format) {
@@ -122,6 +120,18 @@ absl::Status CudaRun::PutRows() {
   }
   wanted_ = pass_data_.Put(wanted);
   logit_rows_ = pass_data_.Put(logit_rows);
+}
+
+// Last, because the lists grow with the contexts.
+absl::Status CudaRun::PutContexts() {
+  std::vector<Context> contexts;
+  for (const ContextView& view : batch_.contexts) {
+    Context& context = contexts.emplace_back();
+    WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
+    mapped_.push_back(view.memory);
+    context.blocks = pass_data_.Put(view.blocks);
+  }
+  pass_data_.Fill(contexts_, contexts);
   return absl::OkStatus();
 }
 
@@ -137,8 +147,21 @@ void CudaRun::PutTails() {
                         .to_slot = p % kChunkTokens});
     }
   }
+  copies.resize(RoundUp(copies.size(), kCopiesAtOnce), {.context = -1});
   copy_count_ = static_cast<int>(copies.size());
   copies_ = pass_data_.Put(copies);
+}
+
+void CudaRun::PutTiles() {
+  std::vector<int32_t> all(static_cast<size_t>(plan_->count()));
+  std::iota(all.begin(), all.end(), 0);
+  const auto put = [&](std::span<const int32_t> chosen, Tiles* to) {
+    to->host = PlanTiles(plan_->rows(), chosen, half_contexts_, tile_limits_);
+    to->tiles = pass_data_.Put(to->host.tiles);
+    to->single = pass_data_.Put(to->host.single);
+  };
+  put(all, &tiles_);
+  put(plan_->wanted(), &wanted_tiles_);
 }
 
 void CudaRun::PutOps() {
@@ -226,10 +249,16 @@ Product CudaRun::NewProduct(const Matrix& w, const InputBuffer& x, int rows, flo
   return product;
 }
 
-void CudaRun::ProductList::Add(Product product, int outputs) {
+void CudaRun::ProductList::Add(const Planned& planned, int first, int count) {
+  Product product = planned.product;
+  product.x_row += first;
+  product.rows = count;
+  if (product.y != nullptr) product.y += first * product.y_stride;
+  if (product.out_extent != nullptr) product.out_extent += first;
+  if (product.in_extent != nullptr) product.in_extent += first;
   product.first_strip = strips;
-  strips += StripsOf(outputs);
-  rows = std::max(rows, product.rows);
+  strips += StripsOf(planned.outputs != nullptr ? planned.outputs[first] : product.w.n_out);
+  rows = std::max(rows, count);
   products.push_back(product);
 }
 
@@ -250,7 +279,7 @@ void CudaRun::AddLoraInputs(const Op& op, ProductList* list) {
     Product product = NewProduct(a, x, run.rows, y, stride);
     product.x_row = run.first;
     product.normed = op.lower_part == LoraPart::kAttentionIn || op.lower_part == LoraPart::kFfnIn;
-    list->Add(product, a.n_out);
+    list->Add({product}, 0, run.rows);
   }
 }
 
@@ -268,41 +297,45 @@ void CudaRun::FuseNorm(const Op& op, Product* product) {
   normed_[at] = true;
 }
 
-void CudaRun::AddQkv(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanQkv(const Op& op, const OpData& data) {
   const ModelShape& s = shape();
+  std::vector<Planned> products;
   const bool cuts = op.extents != nullptr && s.cuts_kv_heads();
   for (size_t i = 0; i < 2; ++i) {
     Product kv = NewProduct(weights_.matrix(op.weights[i]), input_, op.rows,
                             (i == 0 ? k_ : v_).as<float>(), s.kv_rows());
     kv.normed = true;
     kv.out_extent = cuts ? data.kv_rows : nullptr;
-    list->Add(kv, cuts ? op.extents->kv_rows.front() : s.kv_rows());
+    products.push_back({kv, cuts ? op.extents->kv_rows.data() : nullptr});
   }
-  if (op.queries == 0) return;
+  if (op.queries == 0) return products;
   Product q = NewProduct(weights_.matrix(op.weights[2]), input_, op.queries,
                          q_.as<float>() + int64_t{op.first_query} * s.q_rows(), s.q_rows());
   q.x_row = op.first_query;
   q.normed = true;
-  int outputs = s.q_rows();
+  const int32_t* outputs = nullptr;
   if (op.extents != nullptr) {
     q.out_extent = data.q_rows + op.first_query;
-    outputs = op.extents->q_rows[static_cast<size_t>(op.first_query)];
+    outputs = op.extents->q_rows.data() + op.first_query;
   }
-  list->Add(q, outputs);
+  products.push_back({q, outputs});
+  return products;
 }
 
 // The product of attention's output, or of the neurons, which is added to the residual stream.
-void CudaRun::AddResidual(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanResidual(const Op& op, const OpData& data) {
   const bool out = op.kind == OpKind::kAttentionOut;
   Product product = NewProduct(weights_.matrix(op.weights[0]), out ? attention_input_ : neurons_,
                                op.rows, x_.as<float>(), shape().d_model);
   product.add = true;
   product.in_extent = out ? data.q_rows : data.neurons;
   FuseNorm(op, &product);
-  list->Add(product, shape().d_model);
+  const int32_t* inputs = nullptr;
+  if (op.extents != nullptr) inputs = (out ? op.extents->q_rows : op.extents->neurons).data();
+  return {{product, nullptr, inputs}};
 }
 
-void CudaRun::AddGateUp(const Op& op, const OpData& data, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanGateUp(const Op& op, const OpData& data) {
   Product product = NewProduct(weights_.matrix(op.weights[0]), input_, op.rows, nullptr, 0);
   product.up = weights_.matrix(op.weights[1]);
   product.normed = true;
@@ -314,42 +347,96 @@ void CudaRun::AddGateUp(const Op& op, const OpData& data, ProductList* list) {
   product.run_count = data.run_count;
   product.a = lora_.as<float>();
   product.a_stride = 7 * executor_.facts().lora_rank;
-  list->Add(product, op.extents == nullptr ? shape().d_ff : op.extents->neurons.front());
+  return {{product, op.extents == nullptr ? nullptr : op.extents->neurons.data()}};
 }
 
-void CudaRun::AddHead(const Op& op, ProductList* list) {
+std::vector<CudaRun::Planned> CudaRun::PlanHead(const Op& op) {
   Product product = NewProduct(weights_.matrix(op.weights[1]), head_input_, op.rows,
                                logits_buffer_.as<float>(), shape().vocab_size);
   product.normed = true;
-  list->Add(product, shape().vocab_size);
+  return {{product}};
+}
+
+// How rows [first, first + rows) of an operation's inputs are computed.
+std::vector<RowRun> CudaRun::RunsOf(const Op& op, int first, int rows) const {
+  if (executor_.dense() == nullptr || rows < executor_.options().dense_rows) {
+    return {{0, rows, false}};
+  }
+  std::vector<int32_t> planned(static_cast<size_t>(rows));
+  const std::span<const int32_t> wanted = plan_->wanted();
+  for (int i = 0; i < rows; ++i) planned[static_cast<size_t>(i)] = first + i;
+  if (op.kind == OpKind::kHead) {
+    for (const int32_t i : wanted) {
+      planned[static_cast<size_t>(plan_->row(i).logits_row - plan_->first_logits_row())] = i;
+    }
+  } else if (op.layer == LastLayer() && op.kind != OpKind::kQkv) {
+    std::copy(wanted.begin(), wanted.end(), planned.begin());
+  }
+  return SplitRows(*plan_, planned, executor_.options().dense_rows);
+}
+
+// Rows of products that have the same inputs.
+void CudaRun::PutDense(std::span<const Planned> products, int first, int rows, OpData* data) {
+  ProductList list;
+  for (const Planned& planned : products) list.Add(planned, first, rows);
+  const Planned& one = products.front();
+  const int inputs = one.inputs != nullptr ? one.inputs[first] : one.product.w.n_in;
+  const bool floats = std::any_of(products.begin(), products.end(), [](const Planned& planned) {
+    return !IsQuantized(planned.product.w.type) ||
+           (planned.product.up.n_out > 0 && !IsQuantized(planned.product.up.type));
+  });
+  if (list.strips == 0) return;
+  data->dense.push_back({.products = pass_data_.Put(list.products),
+                         .count = static_cast<int>(list.products.size()),
+                         .strips = list.strips,
+                         .rows = rows,
+                         .blocks = (inputs + 31) / 32,
+                         .fused = one.product.up.n_out > 0,
+                         .from_floats = floats});
 }
 
 void CudaRun::PutProducts(const Op& op, OpData* data) {
-  ProductList list;
+  std::vector<Planned> planned;
   switch (op.kind) {
     case OpKind::kNorm:
-      AddLoraInputs(op, &list);
-      if (!list.products.empty()) data->lower = PutList(list);
-      return;
+      break;
     case OpKind::kQkv:
-      AddQkv(op, *data, &list);
-      AddLoraInputs(op, &list);
+      planned = PlanQkv(op, *data);
       break;
     case OpKind::kAttentionOut:
     case OpKind::kDown:
-      AddResidual(op, *data, &list);
-      AddLoraInputs(op, &list);
+      planned = PlanResidual(op, *data);
       break;
     case OpKind::kGateUp:
-      AddGateUp(op, *data, &list);
+      planned = PlanGateUp(op, *data);
       break;
     case OpKind::kHead:
-      AddHead(op, &list);
+      planned = PlanHead(op);
       break;
     default:
       return;
   }
-  data->products = PutList(list);
+  ProductList list;
+  for (size_t i = 0; i < planned.size();) {
+    const Product& product = planned[i].product;
+    size_t end = i + 1;  // those of the same rows
+    while (end < planned.size() && planned[end].product.x_row == product.x_row &&
+           planned[end].product.rows == product.rows) {
+      ++end;
+    }
+    const std::span<const Planned> alike = std::span(planned).subspan(i, end - i);
+    for (const RowRun& run : RunsOf(op, product.x_row, product.rows)) {
+      if (run.dense) {
+        PutDense(alike, run.first, run.rows, data);
+      } else {
+        for (const Planned& one : alike) list.Add(one, run.first, run.rows);
+      }
+    }
+    i = end;
+  }
+  AddLoraInputs(op, &list);
+  if (list.products.empty()) return;
+  (op.kind == OpKind::kNorm ? data->lower : data->products) = PutList(list);
 }
 
 }  // namespace withy::engine::cuda

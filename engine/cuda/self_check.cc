@@ -10,12 +10,17 @@
 #include "base/status.h"
 #include "engine/cpu/aligned.h"
 #include "engine/cpu/packed_matrix.h"
+#include "engine/cuda/dense.h"
 #include "engine/cuda/workspace.h"
 
 namespace withy::engine::cuda {
 namespace {
 
 constexpr double kTolerance = 1e-4;
+constexpr int32_t kLeastDenseRows =
+    128;  // more than a decode step or a token tree has of a context
+constexpr int32_t kMostDenseRows = 1024;
+constexpr double kDenseTolerance = 1e-3;  // weights and inputs are rounded to F16
 
 // A matrix with random weights, on the host and on the GPU.
 class Sample {
@@ -41,12 +46,12 @@ class Sample {
     WITHY_RETURN_IF_ERROR(packed_memory_.Reserve(bytes_.size()));
     WITHY_RETURN_IF_ERROR(
         gpu_.Upload(packed_memory_.as<std::byte>(), bytes_.data(), bytes_.size()));
-    gpu_.kernels().repack(gpu_.stream(), {.data = packed_memory_.as<uint8_t>(),
-                                          .to = matrix_,
-                                          .panel_inputs = packed_.panel_inputs,
-                                          .panels = packed_.panels(),
-                                          .tiles = packed_.tiles(),
-                                          .blocks = matrix_.blocks});
+    gpu_.kernels().repack(gpu_.queue(), {.data = packed_memory_.as<uint8_t>(),
+                                         .to = matrix_,
+                                         .panel_inputs = packed_.panel_inputs,
+                                         .panels = packed_.panels(),
+                                         .tiles = packed_.tiles(),
+                                         .blocks = matrix_.blocks});
     return absl::OkStatus();
   }
   const Matrix& matrix() const { return matrix_; }
@@ -65,15 +70,19 @@ class Sample {
     std::vector<uint16_t> scales(n / kQuantBlock);
     std::vector<uint16_t> mins(n / kQuantBlock);
     for (int row = 0; row < packed_.n_out; ++row) {
+      // Floats and scales that differ by much from row to row, as no model's should.
+      const float size = row % 5 == 3 ? 1e-9f : row % 5 == 4 ? 6e5f : 1.0f;
+      const float scale_size = row % 5 == 3 ? 1e-2f : row % 5 == 4 ? 3e7f : 1.0f;
       for (size_t i = 0; i < n; ++i) {
-        f32[i] = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * 1e-4f;
+        f32[i] = size * static_cast<float>(static_cast<int>(random() % 2001) - 1000) * 1e-4f;
         half[i] = packed_.type == WeightType::kBf16 ? F32ToBf16(f32[i]) : F32ToF16(f32[i]);
         q8[i] = static_cast<int8_t>(static_cast<int>(random() % 256) - 128);
         q4[i] = static_cast<uint8_t>(random() % 16);
       }
       for (size_t i = 0; i < scales.size(); ++i) {
-        scales[i] = F32ToF16(1e-3f + 1e-5f * static_cast<float>(random() % 100));
-        mins[i] = F32ToF16(-1e-2f + 1e-4f * static_cast<float>(random() % 100));
+        scales[i] = F32ToF16(scale_size * (1e-3f + 1e-5f * static_cast<float>(random() % 100)));
+        mins[i] = F32ToF16(std::min(scale_size, 1e6f) *
+                           (-1e-2f + 1e-4f * static_cast<float>(random() % 100)));
       }
       const WeightRow weights = {f32.data(), half.data(),   q8.data(),
                                  q4.data(),  scales.data(), mins.data()};
@@ -90,12 +99,15 @@ class Sample {
   Matrix matrix_;
 };
 
-// Rows whose blocks of 32 hold whole numbers up to 127: rounding them to 8 bits loses nothing.
+// Rows whose blocks of 32 hold whole numbers up to 127, times a power of two: rounding them to 8
+// bits loses nothing.
 std::vector<float> WholeNumbers(int rows, int width) {
   std::mt19937 random(11);
   std::vector<float> x(static_cast<size_t>(rows) * static_cast<size_t>(width));
   for (size_t i = 0; i < x.size(); ++i) {
+    const int row = static_cast<int>(i / static_cast<size_t>(width));
     x[i] = i % 32 == 0 ? 127.0f : static_cast<float>(static_cast<int>(random() % 255) - 127);
+    x[i] = std::ldexp(x[i], (row % 3 - 1) * 30);
   }
   return x;
 }
@@ -108,6 +120,7 @@ class Bench {
   absl::Status Prepare(const Matrix& w, const std::vector<float>& x, int rows) {
     rows_ = rows;
     n_out_ = w.n_out;
+    n_in_ = w.n_in;
     const std::vector<float> ones(static_cast<size_t>(w.n_in), 1.0f);
     WITHY_RETURN_IF_ERROR(x_.Reserve(x.size() * sizeof(float)));
     WITHY_RETURN_IF_ERROR(ones_.Reserve(ones.size() * sizeof(float)));
@@ -116,7 +129,7 @@ class Bench {
     WITHY_RETURN_IF_ERROR(inputs_.Reserve(static_cast<size_t>(rows), w.n_in, kActQ8 | kActF32));
     WITHY_RETURN_IF_ERROR(gpu_.Upload(x_.as<float>(), x.data(), x.size() * sizeof(float)));
     WITHY_RETURN_IF_ERROR(gpu_.Upload(ones_.as<float>(), ones.data(), ones.size() * sizeof(float)));
-    gpu_.kernels().norm(gpu_.stream(),
+    gpu_.kernels().norm(gpu_.queue(),
                         {.x = x_.as<float>(),
                          .width = w.n_in,
                          .weight = ones_.as<float>(),
@@ -134,12 +147,19 @@ class Bench {
     return gpu_.Upload(product_.as<Product>(), &product, sizeof product);
   }
   void Multiply(ProductPath path) {
-    gpu_.kernels().products(gpu_.stream(),
+    gpu_.kernels().products(gpu_.queue(),
                             {.products = product_.as<Product>(),
                              .count = 1,
                              .strips = (n_out_ + kStripOutputs - 1) / kStripOutputs,
                              .rows = rows_},
                             path, false);
+  }
+  absl::Status Multiply(DensePath& path) {
+    return path.Launch({.products = product_.as<Product>(),
+                        .count = 1,
+                        .strips = (n_out_ + kStripOutputs - 1) / kStripOutputs,
+                        .rows = rows_,
+                        .blocks = n_in_ / kQuantBlock});
   }
   absl::StatusOr<std::vector<float>> Result() {
     std::vector<float> y(static_cast<size_t>(rows_) * static_cast<size_t>(n_out_));
@@ -156,10 +176,11 @@ class Bench {
   InputBuffer inputs_;
   int rows_ = 0;
   int n_out_ = 0;
+  int n_in_ = 0;
 };
 
 absl::Status CheckSums(const PackedMatrix& w, const std::vector<float>& x,
-                       const std::vector<float>& y) {
+                       const std::vector<float>& y, double tolerance) {
   const auto width = static_cast<size_t>(w.n_in);
   std::vector<float> weights(width);
   for (int o = 0; o < w.n_out; ++o) {
@@ -173,7 +194,7 @@ absl::Status CheckSums(const PackedMatrix& w, const std::vector<float>& x,
         size += std::fabs(product);
       }
       const float got = y[row * static_cast<size_t>(w.n_out) + static_cast<size_t>(o)];
-      if (!(std::fabs(got - sum) <= kTolerance * size)) {
+      if (!(std::fabs(got - sum) <= tolerance * size)) {
         return absl::FailedPreconditionError(
             absl::StrCat("self-check failed: a product of weights of type ", WeightTypeName(w.type),
                          " gives ", got, " where the CPU computes ", sum,
@@ -184,15 +205,33 @@ absl::Status CheckSums(const PackedMatrix& w, const std::vector<float>& x,
   return absl::OkStatus();
 }
 
+constexpr int kWidth = 2048;
+constexpr int kRows = 9;
+constexpr int kOutputs = 80;
+constexpr int kInputs = 320;
+constexpr WeightType kTypes[] = {WeightType::kF32, WeightType::kF16, WeightType::kBf16,
+                                 WeightType::kQ8,  WeightType::kQ4,  WeightType::kQ4M};
+
+// Least time of some tries.
+absl::StatusOr<int64_t> LeastTime(Gpu& gpu, const std::function<int64_t()>& now_ns,
+                                  const std::function<absl::Status()>& compute) {
+  constexpr int kRounds = 5;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int round = 0; round < kRounds; ++round) {
+    WITHY_RETURN_IF_ERROR(gpu.Wait());
+    const int64_t begun = now_ns();
+    WITHY_RETURN_IF_ERROR(compute());
+    WITHY_RETURN_IF_ERROR(gpu.Wait());
+    least = std::min(least, now_ns() - begun);
+  }
+  return least;
+}
+
 }  // namespace
 
 absl::Status SelfCheck(Gpu& gpu) {
-  constexpr int kRows = 9;
-  constexpr int kOutputs = 80;
-  constexpr int kInputs = 320;
   const std::vector<float> x = WholeNumbers(kRows, kInputs);
-  for (const WeightType type : {WeightType::kF32, WeightType::kF16, WeightType::kBf16,
-                                WeightType::kQ8, WeightType::kQ4, WeightType::kQ4M}) {
+  for (const WeightType type : kTypes) {
     Sample sample(gpu, type, kOutputs, kInputs);
     WITHY_RETURN_IF_ERROR(sample.Send());
     std::vector<std::vector<float>> results;
@@ -201,7 +240,7 @@ absl::Status SelfCheck(Gpu& gpu) {
       WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), x, kRows));
       bench.Multiply(path);
       WITHY_ASSIGN_OR_RETURN(std::vector<float> y, bench.Result());
-      WITHY_RETURN_IF_ERROR(CheckSums(sample.packed(), x, y));
+      WITHY_RETURN_IF_ERROR(CheckSums(sample.packed(), x, y, kTolerance));
       results.push_back(std::move(y));
     }
     if (results[0] != results[1]) {
@@ -214,26 +253,22 @@ absl::Status SelfCheck(Gpu& gpu) {
 }
 
 absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>& now_ns) {
-  constexpr int kWidth = 2048;
-  constexpr int kRounds = 5;
   constexpr int32_t kMostRows = 8;
   Sample sample(gpu, WeightType::kQ8, kWidth, kWidth);
   WITHY_RETURN_IF_ERROR(sample.Send());
   for (int32_t rows = 2; rows <= kMostRows; ++rows) {
     Bench bench(gpu);
     WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), WholeNumbers(rows, kWidth), rows));
-    int64_t least[2] = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
-    for (int round = 0; round < kRounds; ++round) {
-      for (const ProductPath path : {ProductPath::kDp4a, ProductPath::kMma}) {
-        WITHY_RETURN_IF_ERROR(gpu.Wait());
-        const int64_t begun = now_ns();
+    const auto multiply = [&](ProductPath path) {
+      return [&bench, path] {
         bench.Multiply(path);
-        WITHY_RETURN_IF_ERROR(gpu.Wait());
-        int64_t& best = least[path == ProductPath::kMma ? 1 : 0];
-        best = std::min(best, now_ns() - begun);
-      }
-    }
-    if (least[1] < least[0]) return rows;
+        return absl::OkStatus();
+      };
+    };
+    WITHY_ASSIGN_OR_RETURN(const int64_t dp4a,
+                           LeastTime(gpu, now_ns, multiply(ProductPath::kDp4a)));
+    WITHY_ASSIGN_OR_RETURN(const int64_t mma, LeastTime(gpu, now_ns, multiply(ProductPath::kMma)));
+    if (mma < dp4a) return rows;
   }
   return kMostRows + 1;
 }
@@ -251,13 +286,50 @@ absl::StatusOr<double> MeasureMmaRate(Gpu& gpu) {
   auto* const at = stamps.as<uint64_t>();
   uint64_t least = std::numeric_limits<uint64_t>::max();
   for (int round = 0; round < kRounds; ++round) {
-    gpu.kernels().stamp(gpu.stream(), {.to = at});
+    gpu.kernels().stamp(gpu.queue(), {.to = at});
     bench.Multiply(ProductPath::kMma);
-    gpu.kernels().stamp(gpu.stream(), {.to = at + 1});
+    gpu.kernels().stamp(gpu.queue(), {.to = at + 1});
     WITHY_RETURN_IF_ERROR(gpu.Wait());
     least = std::min(least, std::max<uint64_t>(1, at[1] - at[0]));
   }
   return 1e9 * 2.0 * kWidth * kWidth * kWidth / static_cast<double>(least);
+}
+
+absl::Status CheckDense(Gpu& gpu, DenseMath& math) {
+  const std::vector<float> x = WholeNumbers(kRows, kInputs);
+  DensePath path(gpu, math);
+  WITHY_RETURN_IF_ERROR(path.Reserve(kRows, kInputs / kQuantBlock, kOutputs));
+  for (const WeightType type : kTypes) {
+    Sample sample(gpu, type, kOutputs, kInputs);
+    WITHY_RETURN_IF_ERROR(sample.Send());
+    Bench bench(gpu);
+    WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), x, kRows));
+    WITHY_RETURN_IF_ERROR(bench.Multiply(path));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<float> y, bench.Result());
+    WITHY_RETURN_IF_ERROR(CheckSums(sample.packed(), x, y, kDenseTolerance));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> MeasureDenseRows(Gpu& gpu, DenseMath& math,
+                                         const std::function<int64_t()>& now_ns) {
+  Sample sample(gpu, WeightType::kQ8, kWidth, kWidth);
+  WITHY_RETURN_IF_ERROR(sample.Send());
+  DensePath path(gpu, math);
+  for (int32_t rows = kLeastDenseRows; rows <= kMostDenseRows; rows *= 2) {
+    WITHY_RETURN_IF_ERROR(path.Reserve(rows, kWidth / kQuantBlock, kWidth));
+    Bench bench(gpu);
+    WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), WholeNumbers(rows, kWidth), rows));
+    WITHY_ASSIGN_OR_RETURN(const int64_t exact, LeastTime(gpu, now_ns, [&bench] {
+                             bench.Multiply(ProductPath::kMma);
+                             return absl::OkStatus();
+                           }));
+    WITHY_ASSIGN_OR_RETURN(const int64_t dense, LeastTime(gpu, now_ns, [&bench, &path] {
+                             return bench.Multiply(path);
+                           }));
+    if (dense < exact) return rows;
+  }
+  return std::numeric_limits<int32_t>::max();
 }
 
 }  // namespace withy::engine::cuda

@@ -16,6 +16,16 @@ namespace withy::engine::cuda {
 // FAILED_PRECONDITION naming the weight type and both results; as Gpu.
 absl::Status SelfCheck(Gpu& gpu);
 
+// Multiplies small matrices of every weight type by `math` as long prompts are, and compares with
+// the CPU. Errors: as SelfCheck.
+absl::Status CheckDense(Gpu& gpu, DenseMath& math);
+
+// Rows of a prompt from which `math` is faster than the exact kernels for a matrix of 2048 x 2048
+// in 8 bits: at least 128, more than any prompt has if it never is. `now_ns`: a clock. Errors: as
+// Gpu.
+absl::StatusOr<int32_t> MeasureDenseRows(Gpu& gpu, DenseMath& math,
+                                         const std::function<int64_t()>& now_ns);
+
 // Rows from which mma is faster than dp4a for a matrix of 2048 x 2048 in 8 bits, 2 .. 9. `now_ns`:
 // a clock. Errors: as Gpu.
 absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>& now_ns);

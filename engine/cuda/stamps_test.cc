@@ -241,7 +241,7 @@ TEST(GpuClockTest, StampsAreOfTheHostsTime) {
     int64_t off = std::numeric_limits<int64_t>::max();
     for (int i = 0; i < 20; ++i) {
       const int64_t before = clock.Now();
-      gpu.kernels().stamp(gpu.stream(), {.to = stamp.as<uint64_t>()});
+      gpu.kernels().stamp(gpu.queue(), {.to = stamp.as<uint64_t>()});
       const int64_t after = clock.Now();
       const int64_t ticks = of_gpu.Ticks(*stamp.as<uint64_t>());
       off = std::min(off, std::max(before - ticks, ticks - after));

@@ -203,6 +203,8 @@ WITHY_DEVICE void ReadHead(const StoreKvArgs& args, int row, int part, int h, co
 
 // Grid [heads of K, V and Q by kHeadWarps, rows].
 WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) StoreKvKernel(StoreKvArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const Shape& s = args.shape;
   const int row = BlockY();
   const int warp = ThreadX() / 32;
@@ -250,8 +252,11 @@ WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) StoreKvKernel(StoreKvArgs args)
 
 // Copies tokens that tree rows see to scratch blocks, both of kQ8; grid [KV heads, copies].
 WITHY_GLOBAL void WITHY_THREADS(64) GatherKernel(GatherArgs args) {
+  LetNextStart();
+  WaitForPrior();
   const Shape& s = args.shape;
   const TailCopy& copy = args.copies[BlockY()];
+  if (copy.context < 0) return;
   const KvPlaces& at = args.places[static_cast<int>(KvFormat::kQ8)];
   const int64_t head = int64_t{BlockX()} * at.head_bytes;
   KvFormat format = KvFormat::kQ8;

@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "engine/cpu/executor.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/memory_ways.h"
@@ -67,6 +68,31 @@ absl::StatusOr<std::unique_ptr<cuda::Gpu>> OpenGpu(const Device& device,
   return options.open_gpu ? options.open_gpu(device.index) : cuda::OpenCudaGpu(device.index);
 }
 
+// Rows of long prompts go to cuBLAS where that is found and wins. Says what was decided.
+std::string DecideDense(const ModelOptions& options, cuda::CudaExecutor* executor) {
+  cuda::Gpu& gpu = executor->gpu();
+  if (options.exact_prefill) return "prompts are computed exactly";
+  int32_t rows = options.dense_rows;
+  if (rows == 0 && !gpu.has_times()) return "prompts are computed exactly";
+  const auto use = [&]() -> absl::StatusOr<std::string> {
+    WITHY_ASSIGN_OR_RETURN(cuda::DenseMath* const math, gpu.OpenDense());
+    WITHY_RETURN_IF_ERROR(cuda::CheckDense(gpu, *math));
+    if (rows == 0) {
+      WITHY_ASSIGN_OR_RETURN(
+          rows, cuda::MeasureDenseRows(gpu, *math, [] { return Clock::Real().SteadyNanos(); }));
+    }
+    if (rows > gpu.dense_piece_rows()) {
+      return absl::StrCat(ToAbsl(math->description()), " is not faster");
+    }
+    const int32_t piece_rows = std::max(gpu.dense_piece_rows(), options.max_piece_rows);
+    WITHY_RETURN_IF_ERROR(executor->UseDense(*math, rows, piece_rows));
+    return absl::StrCat("prompts of ", rows, " rows and more by ", ToAbsl(math->description()));
+  };
+  const absl::StatusOr<std::string> used = use();
+  if (used.ok()) return *used;
+  return absl::StrCat("prompts without cuBLAS: ", used.status().message());
+}
+
 // An executor on a GPU; `name` becomes what the GPU is called.
 absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
     const Device& device, const PackedFile& file, const ModelFacts& facts,
@@ -89,8 +115,11 @@ absl::StatusOr<std::unique_ptr<Executor>> OnGpu(
     WITHY_ASSIGN_OR_RETURN(of_gpu.mma_rows,
                            cuda::MeasureMmaRows(*gpu, [] { return Clock::Real().SteadyNanos(); }));
   }
-  return cuda::CudaExecutor::Create(std::move(gpu), file, facts, tap, stream,
-                                    options.kernel_observer, of_gpu);
+  WITHY_ASSIGN_OR_RETURN(auto executor,
+                         cuda::CudaExecutor::Create(std::move(gpu), file, facts, tap, stream,
+                                                    options.kernel_observer, of_gpu));
+  absl::StrAppend(name, "; ", DecideDense(options, executor.get()));
+  return executor;
 }
 
 void Tell(const ModelOptions& options, const std::string& line) {

@@ -52,6 +52,8 @@ class Executor {
   // Name of the kernels in use. Results are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
+  // Maximum rows of a program: more at once do not make a row cheaper.
+  virtual int32_t piece_rows() const = 0;
   // As Model::PinThreads.
   virtual bool PinThreads() = 0;
   virtual std::unique_ptr<ProgramRun> NewRun() = 0;

@@ -149,6 +149,12 @@ struct ModelOptions {
   // Rows from which a GPU multiplies quantised weights by its matrix units; 0: what is measured
   // when the model is opened. Results do not depend on it.
   int32_t matrix_unit_rows = 0;
+  // A GPU multiplies the rows of long prompts as F16 matrices by cuBLAS where that is found, and
+  // then has another target(); true: every row is computed exactly, whatever is beside it.
+  bool exact_prefill = false;
+  // Rows of a prompt in a pass from which cuBLAS is used; 0: what is measured when the model is
+  // opened, at least 128.
+  int32_t dense_rows = 0;
   int32_t threads = 0;  // 0: one per core
   // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
   // this CPU supports.
@@ -168,8 +174,9 @@ struct ModelOptions {
   // layers.
   bool stream_whole_layers = false;
   WeightStreamOptions stream = {};
-  // Rows computed at once; bounds activation memory. Results do not depend on it.
-  int32_t max_piece_rows = 256;
+  // Rows computed at once; bounds activation memory. 0: what the device does best with. Exact
+  // results do not depend on it.
+  int32_t max_piece_rows = 0;
   ProgressFn progress;
   // Told why a packed file is damaged that is packed again from its GGUF.
   std::function<void(const absl::Status& damage)> on_damage;
@@ -230,6 +237,8 @@ class Model {
   // Name of the kernel target in use. Logits are bit-identical within one target.
   virtual std::string_view target() const = 0;
   virtual int32_t threads() const = 0;
+  // Rows of a prompt that a pass computes at once: larger passes do not make a row cheaper.
+  virtual int32_t piece_rows() const = 0;
   // Binds the calling thread and the model's own threads to a core each, if the process may use
   // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
   // is the one that will run all later passes. See ThreadPool::PinThreads.

@@ -88,9 +88,9 @@ absl::Status Model::Forward(const Batch& batch, float* logits, const std::atomic
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Open(const std::string& path,
                                                    const ModelOptions& options) {
-  if (options.max_piece_rows < 1) {
+  if (options.max_piece_rows < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("max_piece_rows is ", options.max_piece_rows, "; it must be at least 1"));
+        absl::StrCat("max_piece_rows is ", options.max_piece_rows, "; it must be at least 1, or 0 for what the device computes at once"));
   }
   WITHY_ASSIGN_OR_RETURN(const int threads, CheckDevice(options));
   if (PackedFile::LooksPacked(path)) return OpenPacked(path, path, options);

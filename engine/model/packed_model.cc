@@ -1,5 +1,6 @@
 #include "engine/model/packed_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -7,6 +8,12 @@
 #include "engine/model/plan_weights.h"
 
 namespace withy::engine {
+namespace {
+
+// Rows computed at once under a weight budget: the budget counts the embeddings of so many.
+constexpr int32_t kStreamedPieceRows = 256;
+
+}  // namespace
 
 // Returns the pass to the model's idle passes when it is destroyed.
 class PackedModel::BorrowedPass final : public Pass {
@@ -42,15 +49,20 @@ absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedF
   WITHY_RETURN_IF_ERROR(model->PlaceWeights(options));
   WITHY_ASSIGN_OR_RETURN(model->executor_, ChooseExecutor(*model->file_, model->facts_, options,
                                                           model->layer_tap_, model->stream_.get()));
+  if (model->max_piece_rows_ == 0) {
+    const int32_t rows = model->executor_->piece_rows();
+    model->max_piece_rows_ = model->stream_ == nullptr ? rows : std::min(rows, kStreamedPieceRows);
+  }
   return model;
 }
 
 absl::Status PackedModel::PlaceWeights(const ModelOptions& options) {
   if (options.weight_budget_bytes == 0) return absl::OkStatus();
-  auto plan = PlanWeights(file_->tensors(), facts_,
-                          {.budget_bytes = options.weight_budget_bytes,
-                           .whole_layers = options.stream_whole_layers,
-                           .max_rows = options.max_piece_rows});
+  auto plan = PlanWeights(
+      file_->tensors(), facts_,
+      {.budget_bytes = options.weight_budget_bytes,
+       .whole_layers = options.stream_whole_layers,
+       .max_rows = options.max_piece_rows > 0 ? options.max_piece_rows : kStreamedPieceRows});
   if (!plan.ok()) return Annotate(plan.status(), file_->path());
   if (!plan->streams()) return file_->MoveToMemory();
   WITHY_ASSIGN_OR_RETURN(stream_,

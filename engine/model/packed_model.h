@@ -23,6 +23,7 @@ class PackedModel : public Model {
   const ModelInfo& info() const override { return info_; }
   std::string_view target() const override { return executor_->target(); }
   int32_t threads() const override { return executor_->threads(); }
+  int32_t piece_rows() const override { return max_piece_rows_; }
   bool PinThreads() override { return executor_->PinThreads(); }
   WeightStreamStats weight_stats() const override;
   std::string packed_path() const override { return file_->path(); }
@@ -39,7 +40,7 @@ class PackedModel : public Model {
   const std::unique_ptr<PackedFile> file_;
   const ModelFacts facts_;
   const std::function<void(int32_t, std::span<const float>)> layer_tap_;
-  const int32_t max_piece_rows_;
+  int32_t max_piece_rows_;  // 0: the executor's
   const ModelInfo info_;
   std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
   std::unique_ptr<Executor> executor_;

@@ -59,6 +59,12 @@ inline std::unique_ptr<Model> OpenTiny(const TestFolder& folder, const std::stri
   return model.ok() ? *std::move(model) : nullptr;
 }
 
+// The device of tests of GPUs: the runner, or the card that $WITHY_TEST_GPU names.
+inline std::string TestGpu() {
+  const char* const gpu = std::getenv("WITHY_TEST_GPU");
+  return gpu == nullptr ? "cuda-on-cpu" : gpu;
+}
+
 // Names of what can compute here: the kernel targets of this CPU, and "cuda-on-cpu" where the test
 // links it.
 inline std::vector<std::string> TestTargets() {
@@ -73,7 +79,7 @@ inline std::vector<std::string> TestTargets() {
 // Lets one of TestTargets() compute.
 inline void UseTarget(const std::string& name, ModelOptions* options) {
   if (name == "cuda-on-cpu") {
-    options->device = name;
+    options->device = TestGpu();
   } else {
     options->target = name;
   }

@@ -1,6 +1,6 @@
 // Measures what a model's predictions lose when KV is stored in each of the formats. Neighbours:
 // `withyctl calibrate` stores the result, context_store weighs formats by it,
-// bench/kv_quality.cc does the same with much more text.
+// bench/quality/kv_quality.cc does the same with much more text.
 #pragma once
 
 #include <atomic>

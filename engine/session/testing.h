@@ -150,6 +150,7 @@ class FakeModel final : public Model {
 
   const ModelInfo& info() const override { return info_; }
   std::string_view target() const override { return "fake"; }
+  int32_t piece_rows() const override { return 256; }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
   WeightStreamStats weight_stats() const override { return weights; }

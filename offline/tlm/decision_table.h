@@ -62,7 +62,7 @@ std::vector<size_t> Feasible(const DecisionSpace& space, const DecisionRow& row,
                              const engine::TlmSlo& slo);
 
 // The feasible pairs that no other feasible pair exceeds in both levels, ascending: the candidates
-// of policy/decide.h.
+// of policy/call/decide.h.
 std::vector<size_t> Frontier(const DecisionSpace& space, const DecisionRow& row,
                              const engine::TlmSlo& slo);
 

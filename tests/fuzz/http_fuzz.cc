@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
 #include "http/request_parser.h"
-#include "orchestrator/openai_error.h"
-#include "orchestrator/openai_request.h"
-#include "orchestrator/validate.h"
+#include "orchestrator/call/validate.h"
+#include "orchestrator/openai/openai_error.h"
+#include "orchestrator/openai/openai_request.h"
 
 namespace withy {
 namespace {

@@ -14,8 +14,8 @@
 #include "engine/chat/tool_calls.h"
 #include "engine/jinja/json.h"
 #include "engine/jinja/value.h"
-#include "orchestrator/openai_request.h"
-#include "orchestrator/validate.h"
+#include "orchestrator/call/validate.h"
+#include "orchestrator/openai/openai_request.h"
 #include "tests/fuzz/small_stack.h"
 
 namespace withy {

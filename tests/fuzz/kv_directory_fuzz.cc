@@ -21,9 +21,9 @@
 #include "absl/synchronization/notification.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
-#include "context_store/context_keys.h"
-#include "context_store/kv_storage.h"
-#include "context_store/record_db.h"
+#include "context_store/disk/kv_storage.h"
+#include "context_store/records/context_keys.h"
+#include "context_store/records/record_db.h"
 
 namespace withy::context_store {
 namespace {

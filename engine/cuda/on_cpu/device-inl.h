@@ -20,6 +20,7 @@
 #define WITHY_DEVICE [[maybe_unused]] inline
 #define WITHY_GLOBAL [[maybe_unused]] inline
 #define WITHY_THREADS(n)
+#define WITHY_BLOCKS(n, blocks)
 
 namespace withy::engine::gpu_on_cpu {
 
@@ -44,6 +45,9 @@ WITHY_DEVICE on_cpu::Watch* Watching() { return on_cpu::watching; }
 WITHY_DEVICE void Tell(on_cpu::Instruction kind) {
   if (Watching() != nullptr && on_cpu::current->lane == 0) Watching()->OnInstruction(kind);
 }
+
+WITHY_DEVICE void LetNextStart() {}
+WITHY_DEVICE void WaitForPrior() {}
 
 WITHY_DEVICE void SyncBlock(const Site& site = Site::Here()) {
   Tell(on_cpu::Instruction::kBarrier);
@@ -206,5 +210,8 @@ WITHY_DEVICE float HalfFloat(uint16_t v) { return _cvtsh_ss(v); }
 WITHY_DEVICE float HalfFloat(uint16_t v) { return F16ToF32(v); }
 #endif
 WITHY_DEVICE uint16_t FloatHalf(float v) { return F32ToF16(v); }
+WITHY_DEVICE uint32_t HalfPair(float low, float high) {
+  return FloatHalf(low) | static_cast<uint32_t>(FloatHalf(high)) << 16;
+}
 
 }  // namespace withy::engine::gpu_on_cpu

@@ -7,6 +7,36 @@
 #include "engine/cuda/on_cpu/kernels_on_cpu.h"
 
 namespace withy::engine::on_cpu {
+namespace {
+
+// The launches as they were recorded, with their arguments.
+class RunnerGraph final : public cuda::LaunchQueue::Graph {
+ public:
+  RunnerGraph(const cuda::LaunchList& list, Runner& runner) : list_(list), runner_(runner) {}
+  absl::Status Play() override {
+    for (size_t i = 0; i < list_.size(); ++i) Run(list_.shape(i), list_.args(i), runner_);
+    return absl::OkStatus();
+  }
+  static void Run(const cuda::LaunchShape& shape, const void* args, Runner& runner) {
+    runner.Launch(shape.name, {shape.grid.x, shape.grid.y, shape.grid.z}, shape.threads,
+                  shape.shared_bytes, [&] { shape.call(shape.kernel, args); });
+  }
+
+ private:
+  const cuda::LaunchList list_;
+  Runner& runner_;
+};
+
+}  // namespace
+
+void RunnerQueue::Start(const cuda::LaunchShape& shape, const void* args) {
+  RunnerGraph::Run(shape, args, runner_);
+}
+
+absl::StatusOr<std::unique_ptr<cuda::LaunchQueue::Graph>> RunnerQueue::Record(
+    const cuda::LaunchList& list) {
+  return std::make_unique<RunnerGraph>(list, runner_);
+}
 
 GpuOnCpu::~GpuOnCpu() {
   for (const auto& [memory, bytes] : allocations_) std::free(memory);

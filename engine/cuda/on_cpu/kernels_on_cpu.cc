@@ -8,12 +8,12 @@
 
 namespace withy::engine::gpu_on_cpu {
 
-// `stream` is the runner.
+// Runs one thread of a kernel with arguments of this type.
 template <typename Args>
-void Launch(const char* name, void (*kernel)(Args), on_cpu::Dim grid, int threads,
-            size_t shared_bytes, void* stream, const Args& args) {
-  static_cast<on_cpu::Runner*>(stream)->Launch(name, grid, threads, shared_bytes,
-                                               [&] { kernel(args); });
+constexpr auto CallOf() {
+  return +[](const void* kernel, const void* args) {
+    reinterpret_cast<void (*)(Args)>(const_cast<void*>(kernel))(*static_cast<const Args*>(args));
+  };
 }
 
 }  // namespace withy::engine::gpu_on_cpu

@@ -1,0 +1,87 @@
+#include "bench/service/memory_cgroup.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+
+namespace withy::bench {
+namespace {
+
+constexpr char kRoot[] = "/sys/fs/cgroup";
+
+bool IsVersion2() { return access("/sys/fs/cgroup/cgroup.controllers", F_OK) == 0; }
+
+// This process's memory group.
+std::string OwnGroup() {
+  std::ifstream groups("/proc/self/cgroup");
+  const bool version2 = IsVersion2();
+  for (std::string line; std::getline(groups, line);) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3) continue;
+    if (version2 && parts[0] == "0") return absl::StrCat(kRoot, parts[2]);
+    if (!version2 && parts[1] == "memory") return absl::StrCat(kRoot, "/memory", parts[2]);
+  }
+  return version2 ? kRoot : absl::StrCat(kRoot, "/memory");
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  return file ? absl::OkStatus() : ErrnoError(absl::StrCat("write ", text, " to ", path));
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryCgroup> MemoryCgroup::Create(const std::string& name) {
+  std::string own = OwnGroup();
+  // A process in a container sees its group's path from outside.
+  if (access(own.c_str(), W_OK) != 0) {
+    own = IsVersion2() ? kRoot : absl::StrCat(kRoot, "/memory");
+  }
+  const std::string directory = absl::StrCat(own, "/", name, "-", getpid());
+  if (mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
+    return ErrnoError(
+        absl::StrCat("create the memory cgroup ", directory, " (this benchmark needs root)"));
+  }
+  return MemoryCgroup(directory);
+}
+
+MemoryCgroup::MemoryCgroup(MemoryCgroup&& other) noexcept
+    : directory_(std::exchange(other.directory_, "")) {}
+
+MemoryCgroup::~MemoryCgroup() {
+  if (!directory_.empty()) rmdir(directory_.c_str());
+}
+
+absl::Status MemoryCgroup::SetLimit(uint64_t bytes) const {
+  const char* const file = IsVersion2() ? "/memory.max" : "/memory.limit_in_bytes";
+  return WriteFile(directory_ + file, absl::StrCat(bytes));
+}
+
+absl::Status MemoryCgroup::Add(int pid) const {
+  return WriteFile(directory_ + "/cgroup.procs", absl::StrCat(pid));
+}
+
+uint64_t CgroupMemory(const std::string& directory) {
+  std::ifstream file(directory + "/memory.stat");
+  const bool version2 = IsVersion2();
+  uint64_t sum = 0;
+  std::string name;
+  uint64_t bytes = 0;
+  while (file >> name >> bytes) {
+    if (version2 ? name == "anon" || name == "file" : name == "rss" || name == "cache") {
+      sum += bytes;
+    }
+  }
+  return sum;
+}
+
+}  // namespace withy::bench

@@ -1,0 +1,53 @@
+#include "orchestrator/call/score.h"
+
+#include "base/status.h"
+#include "orchestrator/call/validate.h"
+
+namespace withy::orchestrator {
+
+absl::Status TextScores::Score(const std::string& token, const v1::ScoreRequest& request,
+                               CallControl& control,
+                               const std::function<bool(const v1::ScoreResponse&)>& on_message) {
+  WITHY_RETURN_IF_ERROR(control.Check());  // it may have waited for another text
+  WITHY_RETURN_IF_ERROR(apps_.Authenticate(token, control.deadline()).status());
+  WITHY_RETURN_IF_ERROR(ValidateScore(request));
+  WITHY_ASSIGN_OR_RETURN(const policy::Lane lane,
+                         workers_.FindLane(request.model(), control.deadline()));
+  if (lane == policy::Lane::kDraft) {
+    return absl::UnimplementedError(
+        "model: draft_worker scores no texts, since it has to draft whenever the target decodes; "
+        "leave model empty, or compare files with `withyctl score FILE --model A --against B`");
+  }
+  return backends_.Score(request, control, on_message);
+}
+
+// The worker scores one text at a time and refuses others, and harnesses send several at once.
+bool TextScores::AwaitTurn(CallControl& control) {
+  // How soon a call notices that its client has left.
+  constexpr absl::Duration kLook = absl::Milliseconds(100);
+  const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !tokens_wanted_; };
+  absl::MutexLock lock(&mutex_);
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {
+    if (!control.Check().ok()) return false;
+  }
+  tokens_wanted_ = true;
+  return true;
+}
+
+absl::StatusOr<std::vector<v1::Token>> TextScores::Tokens(const std::string& token,
+                                                          v1::ScoreRequest request,
+                                                          CallControl& control) {
+  if (!AwaitTurn(control)) return control.Check();
+  request.set_report_tokens(true);
+  std::vector<v1::Token> tokens;
+  const absl::Status scored =
+      Score(token, request, control, [&](const v1::ScoreResponse& response) {
+        tokens.insert(tokens.end(), response.tokens().begin(), response.tokens().end());
+        return true;
+      });
+  EndTurn();
+  WITHY_RETURN_IF_ERROR(scored);
+  return tokens;
+}
+
+}  // namespace withy::orchestrator

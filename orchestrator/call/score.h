@@ -1,0 +1,52 @@
+// LlmService.Score: checks the request and hands it to model_worker, which scores the text when no
+// call needs the cores. Neighbours: validate.h checks fields, service.cc speaks gRPC.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "orchestrator/app_records.h"
+#include "orchestrator/board/backends.h"
+#include "orchestrator/board/workers.h"
+#include "orchestrator/call/call_control.h"
+#include "withy/v1/llm_service.pb.h"
+
+namespace withy::orchestrator {
+
+// Thread-safe. Borrows its parts.
+class TextScores {
+ public:
+  TextScores(AppRecords& apps, Backends& backends, Workers& workers)
+      : apps_(apps), backends_(backends), workers_(workers) {}
+
+  // Blocks until the text is scored; `on_message` returns false when nobody reads any more. Errors:
+  // of AppRecords::Authenticate and of ModelWorker.Score; UNIMPLEMENTED for the draft.
+  absl::Status Score(const std::string& token, const v1::ScoreRequest& request,
+                     CallControl& control,
+                     const std::function<bool(const v1::ScoreResponse&)>& on_message);
+  // The tokens of a text with their log-probabilities, but for the first one where nothing precedes
+  // the text; none for a text of one token. Waits for its turn. `request` has no prompt. Errors: as
+  // above.
+  absl::StatusOr<std::vector<v1::Token>> Tokens(const std::string& token, v1::ScoreRequest request,
+                                                CallControl& control);
+
+ private:
+  bool AwaitTurn(CallControl& control);
+  void EndTurn() {
+    absl::MutexLock lock(&mutex_);
+    tokens_wanted_ = false;
+  }
+
+  AppRecords& apps_;
+  Backends& backends_;
+  Workers& workers_;
+  absl::Mutex mutex_;
+  bool tokens_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Tokens has its turn
+};
+
+}  // namespace withy::orchestrator

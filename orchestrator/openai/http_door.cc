@@ -1,0 +1,366 @@
+#include "orchestrator/openai/http_door.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "base/tcp_listener.h"
+#include "http/server.h"
+#include "orchestrator/app_records.h"
+#include "orchestrator/board/peer_watch.h"
+#include "orchestrator/call/validate.h"
+#include "orchestrator/openai/conversations.h"
+#include "orchestrator/openai/echoed_prompt.h"
+#include "orchestrator/openai/http_reply.h"
+#include "orchestrator/openai/openai_answer.h"
+#include "orchestrator/openai/openai_error.h"
+#include "orchestrator/openai/openai_request.h"
+#include "orchestrator/openai/web_origins.h"
+#include "rpc/status.h"
+
+namespace withy::orchestrator {
+namespace {
+
+constexpr absl::Duration kStoreTime = absl::Seconds(10);
+constexpr char kListenRemedy[] = "set it to a free HOST:PORT, or leave it out for no HTTP";
+
+std::string TokenOf(const http::RequestHead& head) {
+  const std::string* header = head.Find("authorization");
+  constexpr absl::string_view kBearer = "bearer ";
+  if (header == nullptr || !absl::StartsWithIgnoreCase(*header, kBearer)) return "";
+  return std::string(absl::StripAsciiWhitespace(absl::string_view(*header).substr(kBearer.size())));
+}
+
+HeaderOf HeadersOf(const http::RequestHead& head) {
+  return [&head](const char* name) -> std::optional<std::string> {
+    const std::string* value = head.Find(name);
+    if (value == nullptr) return std::nullopt;
+    return *value;
+  };
+}
+
+// Around a call that was admitted.
+class AdmittedScope {
+ public:
+  AdmittedScope(Gateway& gateway, uint64_t id) : gateway_(gateway), id_(id) {}
+  ~AdmittedScope() { gateway_.Leave(id_, status); }
+  AdmittedScope(const AdmittedScope&) = delete;
+  AdmittedScope& operator=(const AdmittedScope&) = delete;
+
+  absl::Status status;
+
+ private:
+  Gateway& gateway_;
+  const uint64_t id_;
+};
+
+}  // namespace
+
+class HttpDoor::Server {
+ public:
+  Server(const HttpDoorOptions& options, Gateway& gateway, const Clock& clock)
+      : options_(options),
+        origins_(options.web_origins),
+        gateway_(gateway),
+        clock_(clock),
+        conversations_(gateway.apps()) {}
+  ~Server() { Stop(); }
+
+  absl::StatusOr<std::string> Start();
+  void Stop() {
+    if (server_ == nullptr) return;
+    watch_.CancelAll();
+    server_->Stop();
+  }
+
+ private:
+  // One call on its way to its client.
+  struct Call {
+    HttpReply& reply;
+    IncomingCall incoming;
+    std::string app_id;
+    std::shared_ptr<CallControl> control;  // shared with those who cancel
+    OpenAiCall asked;
+    std::vector<v1::Token> echoed =
+        {};  // the prompt's tokens, if their log-probabilities are shown
+    std::optional<v1::Message> answer = std::nullopt;  // once it is finished
+  };
+
+  void Handle(http::Exchange& exchange);
+  absl::Status Models(const http::RequestHead& head, HttpReply& reply, std::string_view name);
+  void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
+  absl::Status Run(Call& call);
+  absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
+  absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
+  absl::Status EchoAlone(Call& call, const AnsweringModel& model);
+  absl::Status Generate(Call& call, const v1::GenerateRequest& request);
+  // Sends what an event makes of the answer. False: the client did not take it.
+  static bool SendEvent(Call& call, const v1::GenerateResponse& event, OpenAiAnswer* builder);
+  static void SendEnd(Call& call, const OpenAiAnswer& builder);
+  static int64_t UnixSeconds() { return absl::ToUnixSeconds(absl::Now()); }
+
+  const HttpDoorOptions options_;
+  const WebOrigins origins_;
+  Gateway& gateway_;
+  const Clock& clock_;
+  Conversations conversations_;
+  PeerWatch watch_;
+  std::unique_ptr<http::Server> server_;  // null before Start
+};
+
+absl::StatusOr<std::string> HttpDoor::Server::Start() {
+  WITHY_ASSIGN_OR_RETURN(UniqueFd listener,
+                         ListenTcp(options_.listen, "orchestrator.http_listen", kListenRemedy));
+  std::string address = BoundAddress(listener, options_.listen);
+  http::ServerOptions options;
+  options.threads = options_.threads;
+  WITHY_ASSIGN_OR_RETURN(
+      server_, http::Server::Start(
+                   std::move(listener), options,
+                   {.answer = [this](http::Exchange& exchange) { Handle(exchange); },
+                    .refuse =
+                        [this](const http::Failure& failure, const http::RequestHead& head) {
+                          return HttpResponse(head, failure.status,
+                                              OpenAiHttpError(failure.status, failure.message),
+                                              origins_.ForAnswer(head));
+                        }}));
+  return address;
+}
+
+void HttpDoor::Server::Handle(http::Exchange& exchange) {
+  HttpReply reply(exchange, origins_);
+  const http::RequestHead& head = exchange.head();
+  const std::string& path = head.path;
+  constexpr std::string_view kModels = "/v1/models";
+  const bool health = path == "/health";
+  const bool models = path == kModels || path.starts_with("/v1/models/");
+  const bool chat = path == "/v1/chat/completions";
+  if (!health && !models && !chat && path != "/v1/completions" && path != "*") {
+    return reply.RespondError(absl::NotFoundError(
+        absl::StrCat(path,
+                     " is not served: there are /v1/models, /v1/chat/completions, "
+                     "/v1/completions and /health")));
+  }
+  const std::string_view methods = health || models ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+  const std::string allow = absl::StrCat("Allow: ", ToAbsl(methods), "\r\n");
+  if (head.method == "OPTIONS") {
+    return reply.Respond(204, "", allow + origins_.ForPreflight(head));
+  }
+  if (!absl::StrContains(absl::StrCat(" ", ToAbsl(methods), ","),
+                         absl::StrCat(" ", head.method, ","))) {
+    return reply.Respond(
+        405,
+        OpenAiHttpError(405, absl::StrCat(path, " takes ", ToAbsl(methods), ", not ", head.method)),
+        allow);
+  }
+  if (health) {
+    reply.Respond(200, "{\"status\":\"ok\"}");
+  } else if (models) {
+    const absl::Status status =
+        Models(head, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
+    if (!status.ok()) reply.RespondError(status);
+  } else {
+    Answer(exchange, reply, chat ? OpenAiKind::kChat : OpenAiKind::kCompletion);
+  }
+}
+
+absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& reply,
+                                      std::string_view name) {
+  const absl::Time deadline = absl::Now() + kStoreTime;
+  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(TokenOf(head), deadline).status());
+  WITHY_ASSIGN_OR_RETURN(const v1::ListModelsResponse models, gateway_.ListModels(deadline));
+  if (name.empty()) {
+    reply.Respond(200, OpenAiModels(models, UnixSeconds()));
+    return absl::OkStatus();
+  }
+  WITHY_ASSIGN_OR_RETURN(const AnsweringModel found,
+                         gateway_.FindModel(std::string(name), deadline));
+  const std::string_view role = found.lane == policy::Lane::kTarget ? "target" : "draft";
+  for (const v1::ModelDescription& model : models.models()) {
+    if (model.role() != role) continue;
+    reply.Respond(200, OpenAiModel(model, UnixSeconds()));
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("model is \"", ToAbsl(name), "\", which is not served now"));
+}
+
+void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind) {
+  const http::RequestHead& head = exchange.head();
+  IncomingCall incoming{
+      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .token = TokenOf(head)};
+  // Before the body: only apps may send a large one, and none in vain.
+  const absl::StatusOr<std::string> app_id =
+      gateway_.apps().Authenticate(incoming.token, absl::Now() + kStoreTime);
+  if (!app_id.ok()) return reply.RespondError(app_id.status());
+  const HeaderOf headers = HeadersOf(head);
+  if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) {
+    return reply.RespondError(good);
+  }
+  std::string body;
+  if (const auto failure = exchange.ReadBody(&body)) return reply.RespondFailure(*failure);
+  absl::StatusOr<OpenAiCall> asked = ParseOpenAiCall(kind, body, headers);
+  if (!asked.ok()) return reply.RespondError(asked.status());
+  if (const absl::Status admitted = gateway_.Arrive(incoming.id); !admitted.ok()) {
+    return reply.RespondError(absl::IsResourceExhausted(admitted)
+                                  ? rpc::WithRetryAfter(admitted, gateway_.RetryAfterMs())
+                                  : admitted);
+  }
+  AdmittedScope scope(gateway_, incoming.id);
+  const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
+  incoming.over = [control] { return !control->Check().ok(); };
+  Call call{.reply = reply,
+            .incoming = std::move(incoming),
+            .app_id = *app_id,
+            .control = control,
+            .asked = *std::move(asked)};
+  const uint64_t watched = watch_.Enter(exchange.fd(), control);
+  scope.status = Run(call);
+  watch_.Leave(watched);
+  if (scope.status.ok()) return;
+  if (!reply.events_begun()) {
+    return reply.RespondError(scope.status, kind == OpenAiKind::kChat ? "messages" : "prompt");
+  }
+  // An error in mid-answer: the stream ends without [DONE].
+  reply.SendEvent(OpenAiError(scope.status), "");
+  reply.EndEvents();
+}
+
+absl::Status HttpDoor::Server::PreparePrompt(Call& call,
+                                             const absl::StatusOr<AnsweringModel>& model) {
+  v1::GenerateRequest& request = call.asked.request;
+  if (model.ok()) FitToModel(model->worker->model(), &request);
+  // A worker that is away may be back in time for a call that does not depend on it yet.
+  if (call.asked.echo || !call.asked.prompt_tokens.empty()) {
+    WITHY_RETURN_IF_ERROR(model.status());
+  }
+  if (!call.asked.prompt_tokens.empty()) {
+    WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt()->mutable_text(),
+                           gateway_.counter().TextOf(*model->worker, call.asked.prompt_tokens));
+  }
+  WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  if (call.asked.echo && request.limits().has_logprobs()) {
+    WITHY_ASSIGN_OR_RETURN(call.echoed, ScorePrompt(call));
+  }
+  return absl::OkStatus();
+}
+
+// Calls tell log-probabilities of their answers alone; those of the prompt are a score.
+absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call) {
+  const v1::GenerateRequest& asked = call.asked.request;
+  v1::ScoreRequest request;
+  request.set_text(asked.prompt().text());
+  request.set_model(asked.model());
+  request.set_logprobs(asked.limits().logprobs());
+  request.mutable_setting()->set_model_level_percent(asked.model_level_percent());
+  WITHY_ASSIGN_OR_RETURN(
+      std::vector<v1::Token> scored,
+      gateway_.scores().Tokens(call.incoming.token, std::move(request), *call.control));
+  return EchoedTokens(asked.prompt().text(), std::move(scored));
+}
+
+// A completion that asks for no token: nothing is generated.
+absl::Status HttpDoor::Server::EchoAlone(Call& call, const AnsweringModel& model) {
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = call.asked.request.prompt();
+  count.set_model(call.asked.request.model());
+  WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
+                         gateway_.counter().CountTokens(
+                             call.app_id, count, absl::Now() + kStoreTime, call.incoming.over));
+  OpenAiAnswer builder(call.asked, UnixSeconds());
+  builder.EchoPrompt(std::move(call.echoed));
+  v1::GenerateResponse event;
+  event.mutable_started()->set_call_id(CallName(call.incoming.id));
+  event.mutable_started()->set_model(model.worker->model().name());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
+  event.mutable_finished()->mutable_usage()->set_prompt_tokens(counted.tokens());
+  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  SendEnd(call, builder);
+  return absl::OkStatus();
+}
+
+// A chat goes on in a context of its own, if there is one for it.
+absl::Status HttpDoor::Server::Run(Call& call) {
+  const absl::StatusOr<AnsweringModel> model =
+      gateway_.FindModel(call.asked.request.model(), absl::Now() + kStoreTime);
+  WITHY_RETURN_IF_ERROR(PreparePrompt(call, model));
+  if (call.asked.only_echo) return EchoAlone(call, *model);
+  const v1::GenerateRequest& asked = call.asked.request;
+  const v1::Messages& messages = asked.prompt().messages();
+  const bool keeps = call.asked.kind == OpenAiKind::kChat && asked.context_id().empty() &&
+                     asked.request_id().empty() && model.ok() &&
+                     model->lane == policy::Lane::kTarget && !ContinuesAnswer(messages) &&
+                     asked.truncation() != v1::TRUNCATION_OLDEST;
+  for (int tries = 0;; ++tries) {
+    std::optional<Conversations::Place> place;
+    if (keeps) place = conversations_.Take(call.app_id, messages, absl::Now() + kStoreTime);
+    // Clients repeat answers without thoughts.
+    call.incoming.record_without_thought = place.has_value();
+    if (!place) return Generate(call, asked);
+    v1::GenerateRequest request = asked;
+    request.set_context_id(place->context_id);
+    // What is kept does not change what the model sees.
+    request.set_truncation(v1::TRUNCATION_NONE);
+    request.mutable_prompt()->mutable_messages()->mutable_messages()->DeleteSubrange(
+        0, static_cast<int>(place->known_messages));
+    // What the conversation had before and this call does not repeat holds no longer.
+    v1::Messages& sent = *request.mutable_prompt()->mutable_messages();
+    if (sent.tools_json().empty()) sent.set_tools_json("[]");
+    if (sent.template_arguments_json().empty()) sent.set_template_arguments_json("{}");
+    const absl::Status status = Generate(call, request);
+    conversations_.Return(*place, messages, call.answer ? &*call.answer : nullptr,
+                          absl::Now() + kStoreTime);
+    // The app deleted it: once more, with a new one.
+    if (absl::IsNotFound(status) && !call.reply.events_begun() && tries == 0) continue;
+    return status;
+  }
+}
+
+bool HttpDoor::Server::SendEvent(Call& call, const v1::GenerateResponse& event,
+                                 OpenAiAnswer* builder) {
+  const std::vector<std::string> documents = builder->OnEvent(event);
+  if (event.has_finished()) call.answer = builder->Said();
+  if (!call.asked.stream) return true;
+  for (const std::string& document : documents) {
+    if (!call.reply.SendEvent(document, builder->started().call_id())) return false;
+  }
+  return true;
+}
+
+void HttpDoor::Server::SendEnd(Call& call, const OpenAiAnswer& builder) {
+  if (call.asked.stream) return call.reply.EndEvents();
+  call.reply.Respond(200, builder.Document(),
+                     absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
+}
+
+absl::Status HttpDoor::Server::Generate(Call& call, const v1::GenerateRequest& request) {
+  OpenAiAnswer builder(call.asked, UnixSeconds());
+  builder.EchoPrompt(call.echoed);
+  WITHY_RETURN_IF_ERROR(gateway_.Generate(
+      call.incoming, request, call.control,
+      [&](const v1::GenerateResponse& event) { return SendEvent(call, event, &builder); }));
+  SendEnd(call, builder);
+  return absl::OkStatus();
+}
+
+HttpDoor::HttpDoor() = default;
+HttpDoor::~HttpDoor() = default;
+
+void HttpDoor::Stop() { server_->Stop(); }
+
+absl::StatusOr<std::unique_ptr<HttpDoor>> HttpDoor::Start(const HttpDoorOptions& options,
+                                                          Gateway& gateway, const Clock& clock) {
+  std::unique_ptr<HttpDoor> door(new HttpDoor);
+  door->server_ = std::make_unique<Server>(options, gateway, clock);
+  WITHY_ASSIGN_OR_RETURN(door->address_, door->server_->Start());
+  return door;
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,95 @@
+#include "orchestrator/openai/http_reply.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/strings.h"
+#include "orchestrator/openai/openai_error.h"
+#include "rpc/status.h"
+
+namespace withy::orchestrator {
+namespace {
+
+absl::string_view ReasonOf(int status) {
+  static constexpr std::pair<int, absl::string_view> kReasons[] = {
+      {200, "OK"},
+      {204, "No Content"},
+      {400, "Bad Request"},
+      {401, "Unauthorized"},
+      {403, "Forbidden"},
+      {404, "Not Found"},
+      {405, "Method Not Allowed"},
+      {408, "Request Timeout"},
+      {409, "Conflict"},
+      {412, "Precondition Failed"},
+      {413, "Content Too Large"},
+      {417, "Expectation Failed"},
+      {429, "Too Many Requests"},
+      {431, "Request Header Fields Too Large"},
+      {501, "Not Implemented"},
+      {503, "Service Unavailable"},
+      {504, "Gateway Timeout"},
+      {505, "HTTP Version Not Supported"}};
+  for (const auto& [number, reason] : kReasons) {
+    if (number == status) return reason;
+  }
+  return status < 500 ? "Error" : "Server Error";
+}
+
+}  // namespace
+
+std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
+                         std::string_view headers) {
+  std::string response = absl::StrCat("HTTP/1.1 ", status, " ", ReasonOf(status), "\r\n");
+  if (status != 204) {
+    absl::StrAppend(&response, "Content-Type: application/json\r\nContent-Length: ", body.size(),
+                    "\r\n");
+  }
+  absl::StrAppend(&response, "Connection: close\r\n", ToAbsl(headers), "\r\n");
+  if (head.method != "HEAD") response += body;
+  return response;
+}
+
+void HttpReply::Respond(int status, std::string_view body, std::string_view headers) {
+  exchange_.Send(
+      HttpResponse(exchange_.head(), status, body, absl::StrCat(shared_headers_, ToAbsl(headers))));
+}
+
+void HttpReply::RespondError(const absl::Status& status, std::string_view prompt_field) {
+  std::string headers;
+  if (const std::optional<int64_t> retry_ms = rpc::RetryAfterMs(status)) {
+    headers = absl::StrCat("Retry-After: ", (*retry_ms + 999) / 1000,
+                           "\r\nretry-after-ms: ", *retry_ms, "\r\n");
+  }
+  if (absl::IsUnauthenticated(status)) headers += "WWW-Authenticate: Bearer\r\n";
+  Respond(HttpStatusOf(status), OpenAiError(status, prompt_field), headers);
+}
+
+void HttpReply::RespondFailure(const http::Failure& failure) {
+  Respond(failure.status, OpenAiHttpError(failure.status, failure.message));
+}
+
+bool HttpReply::SendEvent(std::string_view document, std::string_view call_id) {
+  const bool chunked = !exchange_.head().http_1_0;  // which knows the end by the connection's
+  std::string bytes;
+  if (!std::exchange(events_begun_, true)) {
+    bytes = absl::StrCat(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n",
+        chunked ? "Transfer-Encoding: chunked\r\n" : "", "Connection: close\r\n", shared_headers_,
+        "x-withy-call-id: ", ToAbsl(call_id), "\r\n\r\n");
+  }
+  const std::string event = absl::StrCat("data: ", ToAbsl(document), "\n\n");
+  if (chunked) {
+    absl::StrAppend(&bytes, absl::Hex(event.size()), "\r\n", event, "\r\n");
+  } else {
+    bytes += event;
+  }
+  return exchange_.Send(bytes);
+}
+
+void HttpReply::EndEvents() {
+  if (!exchange_.head().http_1_0) exchange_.Send("0\r\n\r\n");
+}
+
+}  // namespace withy::orchestrator

@@ -1,0 +1,41 @@
+// The answer to one HTTP request: a document, an error, or events. Neighbours: http_door.cc decides
+// what is answered, http/server.h sends it, openai_error.h says errors.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "http/server.h"
+#include "orchestrator/openai/web_origins.h"
+
+namespace withy::orchestrator {
+
+// One whole response. `headers`: lines, each with its CR LF.
+std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
+                         std::string_view headers);
+
+// For one thread.
+class HttpReply {
+ public:
+  HttpReply(http::Exchange& exchange, const WebOrigins& origins)
+      : exchange_(exchange), shared_headers_(origins.ForAnswer(exchange.head())) {}
+
+  void Respond(int status, std::string_view body, std::string_view headers = "");
+  // `prompt_field`: what the request calls its prompt, for errors about its length; "" for none.
+  void RespondError(const absl::Status& status, std::string_view prompt_field = "");
+  void RespondFailure(const http::Failure& failure);
+
+  // Server-sent events. The head waits for the first one, so that a call that fails before has a
+  // status of its own. False: the client did not take it.
+  bool SendEvent(std::string_view document, std::string_view call_id);
+  void EndEvents();
+  bool events_begun() const { return events_begun_; }
+
+ private:
+  http::Exchange& exchange_;
+  const std::string shared_headers_;
+  bool events_begun_ = false;
+};
+
+}  // namespace withy::orchestrator

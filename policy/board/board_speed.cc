@@ -1,0 +1,199 @@
+#include "policy/board/board_speed.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "policy/constants.h"
+
+namespace withy::policy {
+namespace {
+
+// Variances of the factors before anything is known, of one observed ratio, and the share of what
+// is known that a pass makes forgotten, values and variances alike. If values stayed while their
+// variances grew, passes of one kind would move factors that only another kind can correct.
+constexpr double kUnsure = 0.25;
+constexpr double kNoise = 0.01;
+constexpr double kForget = 0.002;
+// A constant of this many milliseconds is as likely as a factor that is off by 1.
+constexpr double kConstantMs = 0.1;
+// Depth that doubles what a row takes, where that was not measured. Tokens.
+constexpr double kGuessedDepth = 4096;
+// How far one pass moves the pace that the next one is predicted by, as a logarithm. Measured:
+// replays of recorded passes (docs/lab/predictions.md).
+constexpr double kPaceWeight = 0.3;
+// Error (a logarithm) from which a pass was stalled, or the board has changed, to either side: it
+// tells nothing of the pace until several passes agree.
+constexpr double kStalled = 0.5;
+// Errors that one pass teaches at most. Shares: of the pace; of a fit, which takes less, so that
+// what all passes have in common becomes the pace's.
+constexpr double kMostSurprise = 0.3;
+constexpr double kMostFitSurprise = 0.15;
+
+}  // namespace
+
+void PassShape::Add(const LevelPace& pace, int32_t added, int32_t depth, bool decodes) {
+  const auto known_or = [](double measured, double guess) {
+    return measured > 0 ? measured : guess;
+  };
+  const double token_depth_ms = known_or(pace.token_depth_ms, pace.token_ms / kGuessedDepth);
+  const double row_depth_ms = known_or(pace.row_depth_ms, pace.row_ms / kGuessedDepth);
+  weights_ms = std::max(weights_ms, pace.token_ms);
+  rows_ms += added * pace.row_ms;
+  depth_ms +=
+      decodes ? added * token_depth_ms * depth : added * row_depth_ms * (depth + added / 2.0);
+  rows += added;
+}
+
+PassFit::PassFit(bool many_rows) {
+  // Few rows hide behind the weights that are read: each adds a part of what it takes in a prompt.
+  calibrated_ = many_rows ? Vector{0, 0, 1, 1} : Vector{0, 1, 0.3, 1};
+  factors_ = calibrated_;
+  for (size_t i = 0; i < kTerms; ++i) prior_[i][i] = kUnsure;
+  covariance_ = prior_;
+}
+
+PassFit::Vector PassFit::TermsOf(const PassShape& shape) {
+  const double expected = shape.ExpectedMs();
+  // The first row of a decode step is what the calibrated step was measured with.
+  const double rows_ms =
+      shape.many_rows() ? shape.rows_ms : shape.rows_ms * (shape.rows - 1) / shape.rows;
+  return {kConstantMs / expected, shape.weights_ms / expected, rows_ms / expected,
+          shape.depth_ms / expected};
+}
+
+double PassFit::Ratio(const PassShape& shape) const {
+  const Vector terms = TermsOf(shape);
+  double ratio = 0;
+  for (size_t i = 0; i < kTerms; ++i) ratio += factors_[i] * terms[i];
+  return std::clamp(ratio, 1 / kMaxRatio, kMaxRatio);
+}
+
+void PassFit::Learn(const PassShape& shape, double ratio) {
+  const Vector terms = TermsOf(shape);
+  const double predicted = Ratio(shape);
+  const double error =
+      std::clamp(ratio - predicted, -kMostFitSurprise * predicted, kMostFitSurprise * predicted);
+  Vector gain{};
+  double variance = kNoise;
+  for (size_t i = 0; i < kTerms; ++i) {
+    for (size_t j = 0; j < kTerms; ++j) gain[i] += covariance_[i][j] * terms[j];
+    variance += terms[i] * gain[i];
+  }
+  for (size_t i = 0; i < kTerms; ++i) {
+    factors_[i] += gain[i] / variance * error;
+    factors_[i] += kForget * (calibrated_[i] - factors_[i]);
+    for (size_t j = 0; j < kTerms; ++j) {
+      covariance_[i][j] -= gain[i] * gain[j] / variance;
+      covariance_[i][j] += kForget * (prior_[i][j] - covariance_[i][j]);
+    }
+  }
+  ++passes_;
+}
+
+double BoardSpeed::PredictMs(const PassShape& shape) const {
+  const PassFit& fit = shape.many_rows() ? many_ : few_;
+  return pace_ * fit.Ratio(shape) * shape.ExpectedMs();
+}
+
+double BoardSpeed::Observe(const PassShape& shape, double ms) {
+  const double expected = shape.ExpectedMs();
+  if (!(expected > 0) || !(ms > 0) || shape.rows < 1 || !std::isfinite(ms + expected)) return 1;
+  if (std::exchange(behind_prompt_, shape.many_rows()) && !shape.many_rows()) return 1;
+  PassFit& fit = shape.many_rows() ? many_ : few_;
+  const double predicted = PredictMs(shape);
+  const double error = std::log(ms / predicted);
+  const double of_told = error + std::log(pace_ / told_);
+  errors_[passes_ % kErrors] = std::abs(ms / predicted - 1);
+  recent_[passes_ % kRecent] = of_told;
+  ++passes_;
+  // While a kind of pass is new, its times tell about the fit, not about the board.
+  if (fit.passes() < kRecent) {
+    fit.Learn(shape, ms / (pace_ * expected));
+    return 1;
+  }
+  const double told_ms = predicted / pace_ * told_;
+  const double pace_change = ObserveTold(of_told);
+  if (pace_change == 1 && std::abs(error) <= kStalled) {
+    const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
+    pace_ = std::clamp(pace_ * std::exp(kPaceWeight * step), 1 / kMaxRatio, kMaxRatio);
+    fit.Learn(shape, ms / (pace_ * expected));
+  }
+  // What has just been found to be the pace was no stall. What was the pace until now may be
+  // stalls: beside a busy neighbour the passes between two of its time slices look like a fast
+  // board.
+  for (double& block : blocks_) block = std::max(1.0, block / pace_change);
+  if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
+  return pace_change * ObserveStalls(told_ms * pace_change, ms);
+}
+
+// Returns the factor by which the pace is found to have changed.
+double BoardSpeed::ObserveTold(double error) {
+  const double before = told_;
+  if (Detect(error)) {
+    pace_ = told_ = std::clamp(told_ * std::exp(RecentMedian()), 1 / kMaxRatio, kMaxRatio);
+    ++changes_;
+    return told_ / before;
+  }
+  if (std::abs(error) > kStalled) return 1;
+  const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
+  told_ = std::clamp(told_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
+  return 1;
+}
+
+// Returns the factor by which the stalls' share is found to have changed: the median of the last
+// blocks, so that one stall, however long, makes none.
+double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
+  block_ms_ += ms;
+  block_predicted_ms_ += predicted_ms;
+  if (block_predicted_ms_ < kStallBlockMs) return 1;
+  blocks_[blocks_seen_++ % kBlocks] = std::clamp(block_ms_ / block_predicted_ms_, 1.0, kMaxRatio);
+  block_ms_ = block_predicted_ms_ = 0;
+  std::array<double, kBlocks> sorted = blocks_;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[kBlocks / 2];
+  const double to = median < kStallsThatCount ? 1 : median;
+  const double change = to / stalls_;
+  if (change == 1) return 1;
+  if ((to == 1) != (stalls_ == 1)) ++changes_;
+  stalls_ = to;
+  return change;
+}
+
+// Errors to one side add up beyond what is usual; each counts for little, so that it takes several.
+bool BoardSpeed::Detect(double error) {
+  for (const size_t side : {size_t{0}, size_t{1}}) {
+    const double off = std::clamp(side == 0 ? error : -error, -kMostSurprise, kMostSurprise);
+    sums_[side] = std::max(0.0, sums_[side] + off - kUsualPassError);
+    counts_[side] = sums_[side] > 0 ? counts_[side] + 1 : 0;
+    if (sums_[side] < kBoardChangeSum || counts_[side] < kRecent - 1) continue;
+    sums_ = {};
+    counts_ = {};
+    return true;
+  }
+  return false;
+}
+
+// Of the last passes, an outlier aside; the present one is among them.
+double BoardSpeed::RecentMedian() const {
+  std::array<double, kRecent> sorted = recent_;
+  // The last three: those before may be from before the change.
+  constexpr size_t kLast = 3;
+  for (size_t i = 0; i < kLast; ++i) {
+    sorted[i] = recent_[(passes_ + kRecent - 1 - i) % kRecent];
+  }
+  std::sort(sorted.begin(), sorted.begin() + kLast);
+  return sorted[kLast / 2];
+}
+
+double BoardSpeed::MedianError() const {
+  const size_t count = std::min<size_t>(passes_, kErrors);
+  if (count == 0) return 0;
+  std::vector<double> sorted(errors_.begin(), errors_.begin() + static_cast<int64_t>(count));
+  const auto middle = sorted.begin() + static_cast<int64_t>(count / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+}  // namespace withy::policy

@@ -1,0 +1,36 @@
+#include "policy/step/step_pace.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "policy/constants.h"
+
+namespace withy::policy {
+
+void StepPaceEstimate::Look(double done, double ms) {
+  // The first look includes what comes before the first layer, so it only marks where to begin.
+  if (next_ > 0) wholes_ms_[known_++] = (ms - ms_) / (done - done_);
+  done_ = done;
+  ms_ = ms;
+  while (next_ < kLooks.size() && kLooks[next_] <= done) ++next_;
+}
+
+double StepPaceEstimate::WholeMs() const {
+  if (known_ < 2) return 0;
+  std::array<double, kLooks.size()> wholes = wholes_ms_;
+  const auto middle = wholes.begin() + static_cast<int64_t>((known_ - 1) / 2);
+  std::nth_element(wholes.begin(), middle, wholes.begin() + static_cast<int64_t>(known_));
+  return *middle;
+}
+
+void Slowdown::Observe(double ms, double expected_ms) {
+  if (expected_ms > 0)
+    value_ +=
+        kSlowdownWeight * (std::clamp(ms / expected_ms, 1 / kMostSlowdown, kMostSlowdown) - value_);
+}
+
+void Slowdown::Scale(double factor) {
+  value_ = std::clamp(value_ * factor, 1 / kMostSlowdown, kMostSlowdown);
+}
+
+}  // namespace withy::policy

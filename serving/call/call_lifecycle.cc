@@ -1,0 +1,365 @@
+#include "serving/call/call_lifecycle.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "policy/call/start_order.h"
+
+namespace withy::serving {
+namespace {
+
+// A reader that takes nothing for this long has gone.
+constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
+// How often a paused call looks whether its reader has caught up.
+constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
+// KV of which nothing arrives for this long is computed instead.
+constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
+// How often a call that waits for KV asks for chunks to compute instead.
+constexpr absl::Duration kLoadPoll = absl::Milliseconds(10);
+
+absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
+
+absl::Status Interrupted() { return absl::AbortedError("a call came: retry in a quiet moment"); }
+
+// Tasks of the background thread: each call has two at most.
+size_t TaskLimit(const SchedulerOptions& options) {
+  return static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16);
+}
+
+}  // namespace
+
+CallLifecycle::CallLifecycle(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
+                             const SchedulerOptions& options, const StepRunnerOptions& runner,
+                             const EngineThreadParts& parts)
+    : max_batch_(options.max_batch),
+      registry_(parts.registry),
+      clock_(parts.clock),
+      metrics_(parts.metrics),
+      leases_(env, leases, parts.inbox, *this, parts.clock, parts.metrics, TaskLimit(options)),
+      runner_(model, runner, calls_, parts.inbox, *this, parts.clock, parts.metrics) {}
+
+Call* CallLifecycle::Find(Ticket ticket) {
+  const auto it = calls_.find(ticket);
+  return it == calls_.end() ? nullptr : it->second.get();
+}
+
+void CallLifecycle::Enqueue(std::unique_ptr<Call> call) {
+  if (!call->request.rebuild) {
+    CancelRebuilds();
+  } else if (!calls_.empty()) {
+    return call->sink->Failed(Interrupted());
+  }
+  const Ticket ticket = call->ticket;
+  calls_.emplace(ticket, std::move(call));
+}
+
+bool CallLifecycle::RunRound() {
+  StopStalled();
+  FollowLoads();
+  StartCalls();
+  const bool computed = runner_.Step();
+  PublishLoad();
+  return computed;
+}
+
+absl::Duration CallLifecycle::IdleWait() const {
+  const bool paused = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+    return entry.second->paused_since_ns != 0;
+  });
+  if (paused) return kPausedPoll;
+  const bool loads = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+    return entry.second->kv_wait_since_ns != 0;
+  });
+  return loads ? kLoadPoll : absl::InfiniteDuration();
+}
+
+void CallLifecycle::CancelRebuilds() {
+  std::vector<Ticket> rebuilds;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->request.rebuild && call->phase != CallPhase::kCommitting) rebuilds.push_back(ticket);
+  }
+  for (const Ticket ticket : rebuilds) Fail(*Find(ticket), Interrupted());
+}
+
+void CallLifecycle::StartCalls() {
+  std::vector<policy::WaitingCall> waiting;
+  std::vector<Call*> candidates;
+  std::vector<std::string_view> busy;
+  size_t active = 0;
+  for (const auto& [ticket, call] : calls_) {
+    const std::string_view context = call->request.context_id;
+    if (call->phase == CallPhase::kWaiting) {
+      waiting.push_back({.turn = call->turn, .context = context});
+      candidates.push_back(call.get());
+      continue;
+    }
+    if (!context.empty()) busy.push_back(context);
+    if (call->phase != CallPhase::kCommitting) ++active;
+  }
+  if (waiting.empty()) return;
+  const size_t slots = static_cast<size_t>(max_batch_) - active;
+  for (const size_t i : policy::ChooseStarts(waiting, busy, slots, clock_.SteadyNanos())) {
+    Open(*candidates[i]);
+  }
+}
+
+void CallLifecycle::Open(Call& call) {
+  const int64_t now = clock_.SteadyNanos();
+  call.times.queue = now - call.times.arrived_ns;
+  call.phase = CallPhase::kOpening;
+  call.phase_since_ns = now;
+  metrics_.Started(call.request.call_id, call.times.arrived_ns, now);
+  const absl::Status opened = leases_.Open(call);
+  if (!opened.ok()) Fail(call, opened);
+}
+
+void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) {
+  Call* call = Find(ticket);
+  if (call == nullptr) return;
+  const int64_t now = clock_.SteadyNanos();
+  const CallUsage& usage = session->usage();
+  metrics_.LeaseOpened(call->request.call_id, call->phase_since_ns, opened_ns);
+  metrics_.Loaded(call->request.call_id, opened_ns, now, usage);
+  call->session = session;
+  call->phase = CallPhase::kRunning;
+  call->times.load = now - call->phase_since_ns;
+  call->phase_since_ns = now;
+  if (call->request.rebuild && session->pending_rows() == 0) {
+    return Fail(*call, absl::FailedPreconditionError("all of the context's KV is as it should be"));
+  }
+  call->sink->Accepted({.reused_tokens = usage.reused_tokens,
+                        .prefill_tokens = usage.prefilled_tokens,
+                        .queue_position = call->queue_position});
+  OnArrival(ticket);  // what came while it was prepared
+}
+
+void CallLifecycle::OnArrival(Ticket ticket) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != CallPhase::kRunning) return;
+  call->kv_seen_ns = clock_.SteadyNanos();
+  if (!call->session->has_lost_chunks()) {
+    CallLeases::TakeOverAhead(*call);
+    return;  // the round that follows goes on with the step that waits
+  }
+  metrics_.Faulted();
+  runner_.AbandonStepOf(*call);
+  call->session->GiveUpLost();
+  leases_.ClaimAhead(*call);
+}
+
+// Of calls that wait for KV: asks again for chunks to compute meanwhile, and gives up what does not
+// come.
+void CallLifecycle::FollowLoads() {
+  const int64_t now = clock_.SteadyNanos();
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != CallPhase::kRunning) continue;
+    if (call->kv_wait_since_ns == 0 && call->session->held_by_load()) {
+      call->kv_wait_since_ns = call->kv_seen_ns = now;
+    }
+    if (call->kv_wait_since_ns == 0) continue;
+    if (now - call->kv_asked_ns > absl::ToInt64Nanoseconds(kLoadPoll)) {
+      call->kv_asked_ns = now;
+      call->session->MayTakeOverAgain();
+      CallLeases::TakeOverAhead(*call);
+    }
+    if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= kStuckLoadNs) continue;
+    metrics_.Faulted();
+    call->kv_wait_since_ns = 0;
+    runner_.AbandonStepOf(*call);
+    call->session->GiveUpLoading();
+    leases_.ClaimAhead(*call);
+  }
+}
+
+void CallLifecycle::OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute,
+                              uint64_t arrived_blocks) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != CallPhase::kRunning) return;
+  if (runner_.IsUnderWay(*call)) {
+    return runner_.Defer(
+        [this, ticket, recompute = std::move(recompute), arrived_blocks]() mutable {
+          OnRevised(ticket, std::move(recompute), arrived_blocks);
+        });
+  }
+  if (arrived_blocks > call->kv_arrived_blocks || !recompute.empty()) {
+    call->kv_arrived_blocks = arrived_blocks;
+    call->kv_seen_ns = clock_.SteadyNanos();
+  }
+  const absl::Status taken = call->session->TakeOver(recompute);
+  if (!taken.ok()) return Fail(*call, taken);
+  if (!recompute.empty()) leases_.ClaimAhead(*call);
+}
+
+void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase != CallPhase::kRunning) return;
+  if (runner_.IsUnderWay(*call)) {
+    return runner_.Defer([this, ticket, chunks = std::move(chunks), refused]() mutable {
+      OnClaimed(ticket, std::move(chunks), refused);
+    });
+  }
+  if (refused.empty()) {
+    const absl::Status added = call->session->AddChunks(chunks);
+    return added.ok() ? leases_.ClaimAhead(*call) : Fail(*call, added);
+  }
+  call->session->ClaimRefused();
+  // It asks again when it has used what it has, or given up what is lost.
+  if (call->session->has_lost_chunks()) return;
+  if (call->session->ready_rows() > 0 && !call->request.rebuild) return;
+  if (!call->session->has_answer()) {
+    return Fail(*call, absl::ResourceExhaustedError(
+                           absl::StrCat("the KV arena is full (", refused,
+                                        "): retry later, or raise store.arena_bytes")));
+  }
+  call->sink->Delta(call->session->Finish(engine::FinishReason::kKvFull));
+  call->broken_off = true;  // a retry may find more room
+  Commit(*call);
+}
+
+// A call that has ended is committed, another one claims the blocks of its next rows.
+void CallLifecycle::OnComputed(Call& call) {
+  const bool rebuilt = call.request.rebuild && call.session->pending_rows() == 0;
+  if (!call.session->finished() && !rebuilt) return leases_.ClaimAhead(call);
+  call.unanswered = call.unanswered || rebuilt;
+  Commit(call);
+}
+
+void CallLifecycle::StopStalled() {
+  const int64_t now = clock_.SteadyNanos();
+  std::vector<Ticket> stalled;
+  for (const auto& [ticket, call] : calls_) {
+    const bool paused = call->phase == CallPhase::kRunning && call->paused_since_ns != 0;
+    if (paused && now - call->paused_since_ns > kStalledReaderNs) stalled.push_back(ticket);
+  }
+  for (const Ticket ticket : stalled) {
+    Stop(ticket, absl::ResourceExhaustedError(absl::StrCat(
+                     "the answer was ended: nothing of it was read for ",
+                     kStalledReaderNs / kNanosPerSecond, " s; read the stream as it comes")));
+  }
+}
+
+void CallLifecycle::Stop(Ticket ticket, const absl::Status& why) {
+  Call* call = Find(ticket);
+  if (call == nullptr || call->phase == CallPhase::kCommitting) return;
+  if (runner_.SharesStepUnderWay(*call)) {  // its neighbours' rows are not lost
+    return runner_.Defer([this, ticket, why] { Stop(ticket, why); });
+  }
+  const bool running = call->phase == CallPhase::kRunning;
+  if (running && call->session->has_answer()) {
+    call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
+    call->broken_off = !why.ok();
+    call->ended = why;
+    if (why.ok() || !call->request.context_id.empty()) return Commit(*call);
+  }
+  call->ended = why.ok() ? CancelledEarly() : why;
+  if (running && call->session->worth_keeping()) {
+    call->unanswered = true;
+    return Commit(*call);
+  }
+  Fail(*call, call->ended);
+}
+
+bool CallLifecycle::CancelCall(uint64_t call_id) {
+  std::optional<Ticket> ticket;
+  for (const auto& [number, call] : calls_) {
+    if (call->request.call_id == call_id && !call->request.rebuild) ticket = number;
+  }
+  if (ticket.has_value()) Stop(*ticket, absl::OkStatus());
+  return ticket.has_value();
+}
+
+void CallLifecycle::StopAll(const absl::Status& why) {
+  std::vector<Ticket> tickets;
+  for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
+  for (const Ticket ticket : tickets) Stop(ticket, why);
+}
+
+void CallLifecycle::FailLeased(const absl::Status& status) {
+  std::vector<Ticket> leased;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->phase != CallPhase::kWaiting) leased.push_back(ticket);
+  }
+  for (const Ticket ticket : leased) OnBroken(ticket, status);
+}
+
+void CallLifecycle::FailRemaining(const absl::Status& status) {
+  for (const auto& [ticket, call] : calls_) call->sink->Failed(status);
+}
+
+void CallLifecycle::Commit(Call& call) {
+  runner_.AbandonStepOf(call);
+  const int64_t now = clock_.SteadyNanos();
+  call.times.decode = call.times.first_token_ns == 0 ? 0 : now - call.times.first_token_ns;
+  call.phase = CallPhase::kCommitting;
+  call.phase_since_ns = now;
+  call.paused_since_ns = 0;
+  runner_.speculator().Remember(call);
+  const absl::Status begun = leases_.Commit(call);
+  if (!begun.ok()) Fail(call, begun);
+}
+
+void CallLifecycle::OnCommitted(Ticket ticket) {
+  Call* call = Find(ticket);
+  if (call == nullptr) return;
+  const int64_t now = clock_.SteadyNanos();
+  metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
+  if (!call->ended.ok()) return Fail(*call, call->ended);
+  call->times.commit = now - call->phase_since_ns;
+  CallOutcome outcome = call->session->Outcome();
+  outcome.times = call->times;
+  registry_.EndName(call->request, /*stored=*/!call->broken_off);
+  if (call->request.rebuild) {
+    metrics_.Upgraded();
+  } else {
+    metrics_.Finished(call->request.call_id, outcome);
+  }
+  call->sink->Finished(outcome);
+  Erase(ticket);
+}
+
+void CallLifecycle::OnBroken(Ticket ticket, absl::Status status) {
+  Call* call = Find(ticket);
+  if (call != nullptr) Fail(*call, status);
+}
+
+// Destroys the call. Its lease and its name go first: its caller may try again as soon as it is
+// told. The background task that prepared it may still hold the lease for a moment, so the lease is
+// aborted and not only let go of.
+void CallLifecycle::Fail(Call& call, const absl::Status& status) {
+  runner_.AbandonStepOf(call);
+  if (!call.request.rebuild) metrics_.Failed();
+  if (call.phase == CallPhase::kRunning) call.lease->Abort();
+  call.lease = nullptr;
+  registry_.EndName(call.request, /*stored=*/false);
+  call.sink->Failed(status);
+  Erase(call.ticket);
+}
+
+void CallLifecycle::Erase(Ticket ticket) {
+  const bool rebuild = Find(ticket)->request.rebuild;
+  runner_.speculator().Forget(*Find(ticket));
+  calls_.erase(ticket);
+  PublishLoad();
+  if (!rebuild) registry_.Release();
+}
+
+void CallLifecycle::PublishLoad() {
+  size_t queued = 0, running = 0;
+  int64_t pending_tokens = 0;
+  for (const auto& [ticket, call] : calls_) {
+    if (call->request.rebuild) continue;
+    ++(call->phase == CallPhase::kWaiting ? queued : running);
+    if (call->session == nullptr) {
+      pending_tokens += EstimatedTokens(call->request.answer);
+    } else if (!call->session->decoding()) {
+      pending_tokens += call->session->pending_rows();
+    }
+  }
+  metrics_.Load(running, queued);
+  registry_.SetLoad(running, queued, pending_tokens);
+}
+
+}  // namespace withy::serving

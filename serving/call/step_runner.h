@@ -1,0 +1,116 @@
+// The engine thread's steps: plans one, computes it, leaves it for an urgent one and resumes it,
+// hands out what comes of it. Neighbours: policy/step/step_plan.h decides; session.h makes rows and
+// takes logits; call_lifecycle.h is told which calls are done or have failed.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "policy/board/step_learner.h"
+#include "policy/call/pace.h"
+#include "policy/call/prompt_level.h"
+#include "policy/step/step_plan.h"
+#include "serving/call/call_state.h"
+#include "serving/call/scheduler_options.h"
+#include "serving/call/step_batch.h"
+#include "serving/call/task_inbox.h"
+#include "serving/call/worker_metrics.h"
+#include "serving/speculation/speculator.h"
+
+namespace withy::serving {
+
+// Told by StepRunner::Step.
+class StepResults {
+ public:
+  virtual ~StepResults() = default;
+  // Rows of the call were computed, and its tokens told: it goes on, or has nothing left to
+  // compute.
+  virtual void OnComputed(Call& call) = 0;
+  // The engine or the sampler refused the call. Afterwards the call is gone.
+  virtual void OnRefused(Call& call, const absl::Status& status) = 0;
+};
+
+struct StepRunnerOptions {
+  int32_t max_batch = 8;
+  policy::StepLearnerOptions learner;
+  std::vector<policy::LevelPace> levels;  // as the model's
+  SpeculationOptions speculation = {};
+};
+
+// For the engine thread. Everything passed in is borrowed. Always: rows are computed only for calls
+// in CallPhase::kRunning; the blocks of a step under way stay where they are.
+class StepRunner {
+ public:
+  StepRunner(engine::Model& model, const StepRunnerOptions& options, const Calls& calls,
+             TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics);
+
+  // Plans and computes a step, or goes on with the one under way; returns early when the inbox is
+  // interrupted. False: there was nothing to compute before something arrives in the inbox.
+  bool Step();
+
+  bool IsUnderWay(const Call& call) const;
+  // Whether the step under way has rows of the call and of others.
+  bool SharesStepUnderWay(const Call& call) const;
+  // Runs `task` on the engine thread once no step is under way.
+  void Defer(Task task) { deferred_.push_back(std::move(task)); }
+  // Gives up the step under way if it has rows of the call.
+  void AbandonStepOf(const Call& call);
+  void AbandonStep() { under_way_ = nullptr; }
+  Speculator& speculator() { return speculator_; }
+
+ private:
+  bool Preempt();
+  bool StreamsWeights() const { return model_.weight_stats().streams(); }
+  std::unique_ptr<StepBatch> PlanBatch();
+  policy::StepCall StepCallOf(const Call& call) const;
+  void UpdatePause(Call& call, int64_t now_ns);
+  void FlushThoseWhoWait(const StepBatch& next);
+
+  bool StandsStill();
+  void EndKvWait(StepBatch& batch);
+  bool Compute(StepBatch& batch, std::vector<float>& logits, const std::atomic<bool>* interrupt);
+  bool ComputePass(StepBatch& batch, const std::atomic<bool>* interrupt);
+  void Refuse(StepBatch& batch, const absl::Status& status);
+  bool Begin(StepBatch& batch, std::vector<float>& logits);
+  bool RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, double until);
+  void GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived);
+  bool NeedsWatch(const StepBatch& batch) const;
+  bool RestartsAtLowerLevel(StepBatch& batch);
+  policy::PromptTurn PromptOf(const Call& call, size_t level) const;
+
+  void ObserveBoard(const StepBatch& batch, int64_t ended_ns);
+  void HandOut(const StepBatch& batch, std::span<const float> logits);
+  static telemetry::Phase PhaseOf(const StepBatch::Part& part);
+  bool TakeTokens(Call& call, std::span<const float> logits);
+  void Continue(std::span<Call* const> calls);
+  void DraftNext(std::span<Call* const> calls);
+  void LowerLevel(Call& call, size_t from, size_t to);
+  std::optional<size_t> LevelOf(const Call& call) const;
+
+  engine::Model& model_;
+  const std::vector<policy::LevelPace> levels_;
+  const Calls& calls_;
+  TaskInbox& inbox_;
+  StepResults& results_;
+  Clock& clock_;
+  WorkerMetrics& metrics_;
+  const size_t vocab_;
+  policy::StepLearner learner_;
+  int64_t last_pass_ns_ = 0;  // end of the last step
+  int32_t warm_passes_ = 0;   // steps since the last pause
+  Speculator speculator_;
+  std::unique_ptr<StepBatch> under_way_;  // begun and not over
+  std::vector<Task> deferred_;
+  std::vector<float> logits_;             // [rows that want logits, vocab], of the step under way
+  std::vector<float> preempting_logits_;  // the same of a step in its middle
+};
+
+}  // namespace withy::serving

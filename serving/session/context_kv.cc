@@ -1,0 +1,374 @@
+#include "serving/session/context_kv.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "engine/kv/block.h"
+#include "engine/session/solo_answer.h"
+
+namespace withy::serving {
+namespace {
+
+engine::KvBlockHeader ReadHeader(const std::byte* block) {
+  engine::KvBlockHeader header;
+  std::memcpy(&header, block, sizeof(header));
+  return header;
+}
+
+uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
+  return Crc32c(
+      0, {block + sizeof(engine::KvBlockHeader), block_bytes - sizeof(engine::KvBlockHeader)});
+}
+
+}  // namespace
+
+int32_t ChunksFor(int32_t tokens) {
+  return (tokens + engine::kChunkTokens - 1) / engine::kChunkTokens;
+}
+
+ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
+                     std::shared_ptr<const Arena> arena)
+    : model_(model),
+      geometry_{model.kv.layers, model.kv.kv_heads, model.kv.head_dim},
+      namer_(namer),
+      arena_(std::move(arena)),
+      lowest_level_(static_cast<int32_t>(model.levels.size()) - 1) {}
+
+// A block that this attachment to the store wrote is not checked again. An older one is checked
+// byte by byte, and stamped so that the next call does not check it.
+bool ContextKv::HeadersMatch(const ResidentChunk& chunk) const {
+  const engine::KvSlot slot = chunk.where.slot;
+  if (!arena_->Holds(geometry_, slot)) return false;
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    std::byte* block = arena_->At(slot.Block(geometry_, layer));
+    engine::KvBlockHeader header = ReadHeader(block);
+    if (header.layer != static_cast<uint32_t>(layer) || header.filled != chunk.name.tokens ||
+        header.format != slot.format ||
+        std::memcmp(header.identity, chunk.name.identity.data(), sizeof(header.identity)) != 0) {
+      return false;
+    }
+    if (header.epoch == arena_->epoch()) continue;
+    if (header.checksum != PayloadChecksum(block, geometry_.BlockBytes(slot.format))) return false;
+    header.epoch = arena_->epoch();
+    std::memcpy(block, &header, sizeof(header));
+  }
+  return true;
+}
+
+// A chunk that is not in its slot yet is named by the store; what the disk gives is checked there.
+bool ContextKv::IsThere(const ResidentChunk& chunk) const {
+  if (chunk.state == ResidentChunk::State::kResident) return HeadersMatch(chunk);
+  return arena_->Holds(geometry_, chunk.where.slot);
+}
+
+void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
+                              const ReuseRules& rules) {
+  std::vector<ChunkName> names;
+  for (const ResidentChunk& chunk : resident) {
+    if (rules.rebuild && chunk.name.level_percent < rules.level_percent) break;
+    names.push_back(chunk.name);
+  }
+  const size_t named = namer_.MatchingChunks(names, ids);
+  size_t matching = 0;
+  while (matching < named && IsThere(resident[matching])) ++matching;
+  // Chunks computed with segments that are left out now are no fault; they are claimed anew.
+  if (matching < names.size() && !rules.rebuild && !rules.record_replaced) {
+    const int32_t end =
+        static_cast<int32_t>(matching) * engine::kChunkTokens + names[matching].tokens;
+    // When older messages were left out, other tokens have these positions now: no fault.
+    if (matching < named || (end <= rules.history_tokens && !rules.window_moved)) {
+      faulty_chunk_ = static_cast<int32_t>(matching);
+    }
+  }
+  const auto end = static_cast<int32_t>(ids.size());
+  for (size_t i = 0; i < matching; ++i) {
+    // The last token of a prompt is always computed: the answer begins with its logits. A chunk
+    // that has it already is not used, so that it is not written.
+    if (!rules.rebuild && reused_tokens_ + names[i].tokens >= end) break;
+    if (resident[i].state == ResidentChunk::State::kRecompute) {
+      // Computed at another level it would have another name, and so would all that follow it.
+      if (names[i].level_percent != rules.level_percent) break;
+      recompute_.push_back(static_cast<int32_t>(i));
+    }
+    if (resident[i].state == ResidentChunk::State::kLoading) {
+      loading_.push_back(static_cast<int32_t>(i));
+    }
+    Reuse(resident[i], names[i]);
+  }
+  FindFirstLoading();
+}
+
+void ContextKv::Reuse(const ResidentChunk& chunk, const ChunkName& name) {
+  PushChunk(chunk.where.slot);
+  reused_tokens_ += name.tokens;
+  reused_.push_back(name);
+  const int32_t level = engine::LevelIndex(model_, name.level_percent);
+  if (level >= 0) lowest_level_ = std::min(lowest_level_, level);
+}
+
+WantedChunks ContextKv::Wanted(std::span<const int32_t> ids, int32_t level_percent) const {
+  // The last token is always computed.
+  const size_t full = ids.empty() ? 0 : (ids.size() - 1) / engine::kChunkTokens;
+  WantedChunks wanted{.first_chunk = static_cast<int32_t>(reused_.size()), .ways = {}};
+  if (reused_tokens_ % engine::kChunkTokens != 0 || reused_.size() >= full) return wanted;
+  const auto add = [&](int32_t percent) {
+    const std::vector<int32_t> levels(full, percent);
+    std::vector<ChunkName> names =
+        namer_.NameAll(reused_, ids.first(full * engine::kChunkTokens), levels);
+    names.erase(names.begin(), names.begin() + wanted.first_chunk);
+    wanted.ways.push_back(std::move(names));
+  };
+  constexpr int32_t kFullPercent = 100;
+  add(kFullPercent);
+  if (level_percent != kFullPercent) add(level_percent);
+  return wanted;
+}
+
+void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<const int32_t> ids) {
+  std::vector<ChunkName> names = reused_;
+  for (const ResidentChunk& chunk : chunks) names.push_back(chunk.name);
+  const size_t matching = namer_.MatchingChunks(names, ids);
+  for (const ResidentChunk& chunk : chunks) {
+    const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
+                      reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
+                      reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
+    if (!next || !HeadersMatch(chunk)) break;
+    Reuse(chunk, names[reused_.size()]);
+  }
+  FindFirstLoading();
+}
+
+bool ContextKv::IsRecomputed(size_t chunk) const {
+  return std::binary_search(recompute_.begin(), recompute_.end(), static_cast<int32_t>(chunk));
+}
+
+bool ContextKv::IsCompressed(size_t chunk) const {
+  const engine::KvFormat format = blocks_[chunk * static_cast<size_t>(geometry_.layers)].format;
+  return engine::KBits(format) + engine::VBits(format) <
+         engine::KBits(engine::KvFormat::kQ8) + engine::VBits(engine::KvFormat::kQ8);
+}
+
+int32_t ContextKv::compressed_tokens() const {
+  int32_t tokens = 0;
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (IsRecomputed(i)) continue;
+    if (reused_[i].over_compressed || IsCompressed(i)) tokens += reused_[i].tokens;
+  }
+  return tokens;
+}
+
+int32_t ContextKv::other_level_tokens(int32_t level_percent) const {
+  int32_t tokens = 0;
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (!IsRecomputed(i) && reused_[i].level_percent != level_percent) tokens += reused_[i].tokens;
+  }
+  return tokens;
+}
+
+size_t ContextKv::CompressedFrom() const {
+  for (size_t i = 0; i < reused_.size(); ++i) {
+    if (IsRecomputed(i)) continue;
+    if (reused_[i].over_compressed) return i;
+    if (IsCompressed(i)) return i + 1;
+  }
+  return SIZE_MAX;
+}
+
+void ContextKv::FindFirstLoading() {
+  first_loading_ = loading_.empty() ? reused_tokens_ : loading_.front() * engine::kChunkTokens;
+}
+
+int32_t ContextKv::SkipPresent(int32_t at) const {
+  if (at >= reused_tokens_) return at;
+  const auto chunk =
+      std::lower_bound(recompute_.begin(), recompute_.end(), at / engine::kChunkTokens);
+  return chunk == recompute_.end() ? reused_tokens_ : std::max(at, *chunk * engine::kChunkTokens);
+}
+
+int32_t ContextKv::CountMissing(int32_t from, int32_t to) const {
+  int32_t missing = std::max(0, to - std::max(from, reused_tokens_));
+  for (const int32_t chunk : recompute_) {
+    const int32_t begin = std::max(from, chunk * engine::kChunkTokens);
+    missing += std::max(0, std::min(to, (chunk + 1) * engine::kChunkTokens) - begin);
+  }
+  return missing;
+}
+
+int32_t ContextKv::AfterMissing(int32_t from, int32_t count) const {
+  int32_t at = SkipPresent(from);
+  while (count > 0 && at < reused_tokens_) {
+    const int32_t rest = engine::kChunkTokens - at % engine::kChunkTokens;
+    at = SkipPresent(at + std::min(count, rest));
+    count -= std::min(count, rest);
+  }
+  return at + count;
+}
+
+void ContextKv::Truncate(int32_t chunk) {
+  const auto chunks = static_cast<size_t>(chunk);
+  if (chunks >= density_.size()) return;
+  blocks_.resize(chunks * static_cast<size_t>(geometry_.layers));
+  density_.resize(chunks);
+  slots_ = chunk * engine::kChunkTokens;
+  reused_.resize(std::min(reused_.size(), chunks));
+  reused_tokens_ = std::min(reused_tokens_, slots_);
+  for (std::vector<int32_t>* chunks_of : {&recompute_, &loading_}) {
+    std::erase_if(*chunks_of, [chunk](int32_t one) { return one >= chunk; });
+  }
+  FindFirstLoading();
+  claim_is_stale_ = claim_.has_value();
+}
+
+absl::Status ContextKv::TakeOver(std::span<const ChunkSlot> chunks) {
+  for (const auto& [chunk, slot] : chunks) {
+    if (chunk >= static_cast<int32_t>(reused_.size())) continue;
+    const auto loading = std::lower_bound(loading_.begin(), loading_.end(), chunk);
+    if (loading == loading_.end() || *loading != chunk || slot.format != engine::KvFormat::kQ8 ||
+        !arena_->Holds(geometry_, slot)) {
+      return absl::InternalError(absl::StrCat("context store: chunk ", chunk, " of format ",
+                                              static_cast<int>(slot.format), " at ", slot.offset(),
+                                              " is left to the worker, which cannot be"));
+    }
+    loading_.erase(loading);
+    recompute_.insert(std::lower_bound(recompute_.begin(), recompute_.end(), chunk), chunk);
+    for (int layer = 0; layer < geometry_.layers; ++layer) {
+      blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
+    }
+  }
+  FindFirstLoading();
+  return absl::OkStatus();
+}
+
+absl::Status ContextKv::AdoptClaimed(std::span<const ChunkSlot> claimed) {
+  if (claimed.empty()) return absl::OkStatus();
+  if (slots_ > 0) {
+    return absl::InternalError("context store: chunks claimed beside those of a context");
+  }
+  claim_ = ClaimRange{.first = 0, .count = static_cast<int32_t>(claimed.size())};
+  return AddChunks(claimed);
+}
+
+void ContextKv::PushChunk(engine::KvSlot slot) {
+  for (int layer = 0; layer < geometry_.layers; ++layer) {
+    blocks_.push_back(slot.Block(geometry_, layer));
+  }
+  density_.push_back(0);
+  slots_ += engine::kChunkTokens;
+}
+
+std::byte* ContextKv::BlockOf(int32_t chunk, int32_t layer) const {
+  const size_t first = static_cast<size_t>(chunk) * static_cast<size_t>(model_.kv.layers);
+  return arena_->memory().At(blocks_[first + static_cast<size_t>(layer)]);
+}
+
+void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
+  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
+    engine::CopyToken(geometry_, BlockOf(from_slot / engine::kChunkTokens, layer),
+                      from_slot % engine::kChunkTokens,
+                      BlockOf(to_slot / engine::kChunkTokens, layer),
+                      to_slot % engine::kChunkTokens);
+  }
+}
+
+std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {
+  if (claim_.has_value() || tokens <= slots_) return std::nullopt;
+  const int32_t first = slots_ / engine::kChunkTokens;
+  claim_is_stale_ = false;
+  claim_ = ClaimRange{.first = first, .count = ChunksFor(tokens) - first};
+  return claim_;
+}
+
+absl::Status ContextKv::AddChunks(std::span<const ChunkSlot> chunks) {
+  const ClaimRange claim = claim_.value_or(ClaimRange{});
+  claim_.reset();
+  if (chunks.size() != static_cast<size_t>(claim.count)) {
+    return absl::InternalError(
+        absl::StrCat("context store: claimed ", claim.count, " chunks and got ", chunks.size()));
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto [number, slot] = chunks[i];
+    if (number != claim.first + static_cast<int32_t>(i) || slot.format != engine::KvFormat::kQ8 ||
+        !arena_->Holds(geometry_, slot)) {
+      return absl::InternalError(absl::StrCat(
+          "context store: chunk ", number, " of format ", static_cast<int>(slot.format), " at ",
+          slot.offset(), " in answer to a claim of chunk ", claim.first + static_cast<int>(i),
+          " of ", geometry_.ChunkBytes(engine::KvFormat::kQ8), " bytes in an arena of ",
+          arena_->memory().bytes));
+    }
+    PushChunk(slot);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
+                                               std::vector<int32_t> levels, int32_t computed) {
+  const auto tokens = static_cast<int32_t>(ids.size());
+  std::vector<ChunkName> kept;
+  for (size_t i = 0; i < std::min(reused_.size(), levels.size()); ++i) {
+    const int32_t end = static_cast<int32_t>(i) * engine::kChunkTokens + reused_[i].tokens;
+    const bool unchanged = reused_[i].tokens == engine::kChunkTokens || end == tokens;
+    if (unchanged && end <= tokens) {
+      kept.push_back(reused_[i]);
+    } else if (reused_[i].tokens == engine::kChunkTokens) {
+      // The record ends in a chunk that is only read: other contexts may have it, too.
+      ids = ids.first(i * engine::kChunkTokens);
+      break;
+    } else {
+      levels[i] = std::min(levels[i], reused_[i].level_percent);
+      break;
+    }
+  }
+  const size_t compressed_from = CompressedFrom();
+  for (const int32_t chunk : recompute_) {
+    const auto number = static_cast<size_t>(chunk);
+    const bool over_compressed = number >= compressed_from;
+    if (number >= kept.size() || kept[number].over_compressed == over_compressed) continue;
+    namer_.Rename(number, ids, over_compressed, &kept);
+  }
+  std::vector<ChunkName> names = namer_.NameAll(kept, ids, levels, compressed_from);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool as_it_was = i < reused_.size() && reused_[i].identity == names[i].identity;
+    if (!as_it_was || IsRecomputed(i)) StampHeaders(names[i], i);
+  }
+  AddDensities(computed, &names);
+  return names;
+}
+
+void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) const {
+  const int32_t layers = std::max(model_.layers - 1, 1);
+  const auto sums_of_a_row =
+      static_cast<float>(std::max(model_.heads, 1) * layers * engine::kChunkTokens);
+  for (size_t i = 0; i < names->size(); ++i) {
+    ChunkName& name = (*names)[i];
+    if (i < reused_.size()) {
+      name.density = reused_[i].density;
+      name.density_rows = reused_[i].density_rows;
+    }
+    const int32_t rows = CountMissing(static_cast<int32_t>(i) * engine::kChunkTokens, computed);
+    if (rows <= 0) continue;
+    const auto before = static_cast<float>(name.density_rows);
+    const float sum = name.density * before + density_[i] / sums_of_a_row;
+    name.density_rows += rows;
+    name.density = sum / static_cast<float>(name.density_rows);
+  }
+}
+
+void ContextKv::StampHeaders(const ChunkName& name, size_t chunk) const {
+  for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
+    std::byte* block = BlockOf(static_cast<int32_t>(chunk), layer);
+    engine::KvBlockHeader header = {};
+    header.epoch = arena_->epoch();
+    std::memcpy(header.identity, name.identity.data(), sizeof(header.identity));
+    header.layer = static_cast<uint32_t>(layer);
+    header.checksum = PayloadChecksum(block, model_.kv.block_bytes);
+    header.level = static_cast<uint8_t>(name.level_percent);
+    header.format = engine::KvFormat::kQ8;
+    header.filled = static_cast<uint8_t>(name.tokens);
+    std::memcpy(block, &header, sizeof(header));
+  }
+}
+
+}  // namespace withy::serving

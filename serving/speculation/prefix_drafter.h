@@ -1,0 +1,54 @@
+// Drafts with the target's own lowest level: a draft model that takes no memory. Knows which calls
+// it can draft for and what its passes take. Neighbours: prefix_growth.h computes, speculator.h
+// decides when.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "engine/model/model.h"
+#include "policy/call/level_pace.h"
+#include "policy/draft/tree_budget.h"
+#include "serving/speculation/prefix_growth.h"
+
+namespace withy::serving {
+
+// For the engine thread. Everything passed in is borrowed.
+class PrefixDrafter {
+ public:
+  // Levels above this share are too slow to draft, in per cent.
+  static constexpr int32_t kMaxPercent = 40;
+
+  // `row_costs`: of the full model's passes. `passes` names those of the low level.
+  PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs,
+                engine::PassNumbers& passes, Clock& clock);
+
+  // Whether the model has a level that drafts for calls at level `level` (index).
+  bool CanDraftFor(int32_t level) const;
+  // Whether its passes need no weights that are streamed, while those of the full model do.
+  bool can_draft_in_windows() const { return can_draft_in_windows_; }
+  // What a pass of it takes, in milliseconds; `pace`: of its level.
+  double PassMs(const policy::LevelPace& pace, int32_t depth, int32_t rows) const {
+    return costs_.PlainMs(pace.TokenMs(depth)) * costs_.Ratio(rows);
+  }
+  // Grows the trees behind their sessions' tokens. Ends early once `*interrupt` is true, with what
+  // there is. Errors: of the engine or the sampler; the trees are what they are then.
+  absl::Status Grow(std::vector<PrefixJob> jobs, const policy::LevelPace& pace,
+                    const std::atomic<bool>* interrupt);
+  // For slices.
+  absl::StatusOr<std::unique_ptr<PrefixGrowth>> Begin(std::vector<PrefixJob> jobs) {
+    return PrefixGrowth::Create(model_, pass_numbers_, clock_, std::move(jobs));
+  }
+
+ private:
+  engine::Model& model_;
+  engine::PassNumbers& pass_numbers_;
+  Clock& clock_;
+  const bool can_draft_in_windows_;
+  policy::RowCosts costs_;  // of its passes
+};
+
+}  // namespace withy::serving
