@@ -59,7 +59,7 @@ class Case {
       if (of.empty()) return;
       args_.tiles = Put(of);
       args_.tile_count = static_cast<int>(of.size());
-      attend(gpu_.stream(), args_);
+      attend(gpu_.queue(), args_);
     };
     launch(plan.tiles, gpu_.kernels().attend_tiles);
     launch(plan.single, gpu_.kernels().attend);
@@ -97,7 +97,7 @@ class Case {
   template <typename T>
   T* Put(const std::vector<T>& values) {
     const size_t bytes = values.size() * sizeof(T);
-    void* const memory = *gpu_.Allocate(std::max<size_t>(bytes, 1));
+    void* const memory = *gpu_.Allocate(MemoryWay::kDevice, std::max<size_t>(bytes, 1));
     if (bytes > 0) std::memcpy(memory, values.data(), bytes);
     return static_cast<T*>(memory);
   }
@@ -152,8 +152,8 @@ class Case {
     const int mode = limits_.lower_formats ? Below(3) : 0;  // 8 bits, one format, any
     const KvFormat format = AnyFormat();
     const size_t stride = geometry_.BlockBytes();
-    auto* const memory =
-        static_cast<std::byte*>(*gpu_.Allocate(stride * static_cast<size_t>(chunks)));
+    auto* const memory = static_cast<std::byte*>(
+        *gpu_.Allocate(MemoryWay::kDevice, stride * static_cast<size_t>(chunks)));
     std::vector<KvBlockName> names(static_cast<size_t>(chunks * geometry_.layers));
     std::vector<std::byte> whole(stride);
     for (int chunk = 0; chunk < chunks; ++chunk) {

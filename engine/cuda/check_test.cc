@@ -64,17 +64,22 @@ std::vector<std::pair<std::string, cuda::Kernels>> BrokenTables() {
     wrong.shape.scale *= 4;
     Right().store_kv(stream, wrong);
   };
-  add("key bias").attend = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
+  add("key bias").attend_tiles = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
     wrong.bias.pairs = nullptr;
-    Right().attend(stream, wrong);
+    Right().attend_tiles(stream, wrong);
   };
-  add("gather").gather = [](void*, const cuda::GatherArgs&) {};
-  add("keep").keep = [](void*, const cuda::KeepArgs&) {};
+  add("gather").gather = [](cuda::LaunchSink&, const cuda::GatherArgs&) {};
+  add("keep").keep = [](cuda::LaunchSink&, const cuda::KeepArgs&) {};
   add("attend").attend = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
-    wrong.rows = 1;
+    wrong.shape.scale *= 4;
     Right().attend(stream, wrong);
+  };
+  add("attend tiles").attend_tiles = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
+    cuda::AttendArgs wrong = args;
+    wrong.tile_count = 1;
+    Right().attend_tiles(stream, wrong);
   };
   add("merge").merge = [](cuda::LaunchSink& stream, const cuda::AttendArgs& args) {
     cuda::AttendArgs wrong = args;
@@ -97,7 +102,7 @@ TEST(GpuCheckTest, KernelsThatAreRightPass) {
   EXPECT_TRUE(gpu.runner().watch().findings().empty());
   // Every kernel of a pass is part of it.
   for (const char* name : {"repack", "embed", "norm", "product", "gate_up", "store_kv", "gather",
-                           "keep", "attend", "merge"}) {
+                           "keep", "attend", "attend_tiles", "merge"}) {
     EXPECT_EQ(gpu.runner().watch().counts().count(name), 1u) << name;
   }
 }

@@ -201,7 +201,7 @@ class CudaGpu final : public Gpu {
     return dense_.get();
   }
   // A board's GPU takes tens of milliseconds for a layer of 2,048 rows, in which nothing can stop.
-  int32_t dense_piece_rows() const override { return integrated_ ? 512 : 2048; }
+  int32_t dense_piece_rows() const override { return facts_.integrated ? 512 : 2048; }
 
   absl::StatusOr<void*> Allocate(MemoryWay way, size_t bytes) override {
     cudaSetDevice(index_);

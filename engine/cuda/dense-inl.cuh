@@ -80,9 +80,12 @@ WITHY_DEVICE void FindTileMax(const Matrix& w, const DenseTile& at, float (&of_r
     const int lane = ThreadX() % 32;
     for (int block = ThreadX() / 32; block < at.blocks; block += kThreads / 32) {
       const int64_t part = (int64_t{at.tile} * w.blocks + block) * 2;
+      RawEight<kType> raw[2];
+      raw[0].Load(w, part);
+      raw[1].Load(w, part + 1);
       float f[2][8];
-      LoadFloats<kType>(w, part, lane, f[0]);
-      LoadFloats<kType>(w, part + 1, lane, f[1]);
+      raw[0].Unpack(f[0]);
+      raw[1].Unpack(f[1]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         low = Max(Abs(f[0][i]), low);
@@ -145,14 +148,12 @@ WITHY_DEVICE void QuantisedTile(const Matrix& w, const DenseTile& at, const Scal
   const int g = lane / 4;
   const int64_t inputs = int64_t{at.blocks} * 32;
   for (int group = ThreadX() / 32; group * kGroupBlocks < at.blocks; group += kThreads / 32) {
+    RawGroup<kType, Words4> raw;
+    raw.Load(w, at.tile, group);
     uint32_t a[kGroupBlocks][4];
-    LoadWeights<kType>(w, at.tile, group, a);
-    const int64_t meta = (int64_t{at.tile} * w.groups + group) * 8 + g;
-    const Words4 scales = LoadConst(reinterpret_cast<const Words4*>(w.scales) + meta);
-    Words4 mins = {};
-    if constexpr (kType == WeightType::kQ4M) {
-      mins = LoadConst(reinterpret_cast<const Words4*>(w.mins) + meta);
-    }
+    raw.Unpack(a);
+    const Words4 scales = raw.scales;
+    const Words4 mins = raw.mins;
 #pragma unroll
     for (int b = 0; b < kGroupBlocks; ++b) {
       const int block = group * kGroupBlocks + b;
@@ -190,8 +191,10 @@ WITHY_DEVICE void FloatTile(const Matrix& w, const DenseTile& at, const Scale (&
       if constexpr (kType == WeightType::kF16) {
         v = LoadStream(reinterpret_cast<const Words4*>(w.quants) + part * 32 + lane);
       } else {
+        RawEight<kType> raw;
+        raw.Load(w, part);
         float f[8];
-        LoadFloats<kType>(w, part, lane, f);
+        raw.Unpack(f);
         v = FloatsToHalves(f, scale[high].scale);
       }
       Store(reinterpret_cast<Words4*>(to + (at.column + lane / 4 + 8 * high) * inputs + block * 32 +
@@ -369,7 +372,7 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseFinishKernel(DenseArgs args) {
                        LoadConst(args.weight_factors + column + kStripOutputs) * norm;
       FinishNeurons(p, strip, row, v, up);
     } else {
-      FinishRow(p, strip, row, v);
+      FinishRow(p, strip, row, v, ReadOld(p, strip, row));
     }
   }
 }

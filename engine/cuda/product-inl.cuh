@@ -292,46 +292,52 @@ WITHY_DEVICE void MmaPart(const Matrix& w, const Inputs& in, int strip, const St
   }
 }
 
-// Float weights of a strip and kBlocks blocks of 32 inputs, of one lane: eight inputs of the rows g
-// and g + 8 of each tile and block.
+// Eight float weights of a row, of one lane. `part`: of [tile][block][rows g, g + 8].
+template <WeightType kType>
+struct RawEight {
+  static constexpr int kVectors = kType == WeightType::kF32 ? 2 : 1;
+  Words4 v[kVectors] = {};
+
+  WITHY_DEVICE void Load(const Matrix& w, int64_t part) {
+    const auto* from =
+        reinterpret_cast<const Words4*>(w.quants) + part * kVectors * 32 + ThreadX() % 32;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) v[i] = LoadStream(from + i * 32);
+  }
+  WITHY_DEVICE void Unpack(float (&f)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kType == WeightType::kF32) {
+        f[i] = BitsFloat(static_cast<int32_t>(v[i / 4].w[i % 4]));
+      } else {
+        const uint32_t pair = v[0].w[i / 2];
+        if constexpr (kType == WeightType::kF16) {
+          f[i] = i % 2 == 0 ? LowHalf(pair) : HighHalf(pair);
+        } else {
+          f[i] = BitsFloat(static_cast<int32_t>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u));
+        }
+      }
+    }
+  }
+};
+
+// Float weights of a strip and kBlocks blocks of 32 inputs, of one lane: of the rows g and g + 8 of
+// each tile.
 template <WeightType kType>
 struct RawFloats {
-  static constexpr int kVectors = kType == WeightType::kF32 ? 2 : 1;  // of eight inputs
-  static constexpr int kBlocks = 2 / kVectors;
-  Words4 v[kStripTiles][kBlocks][2][kVectors] = {};
+  static constexpr int kBlocks = 2 / RawEight<kType>::kVectors;
+  RawEight<kType> eight[kStripTiles][kBlocks][2];
 
   WITHY_DEVICE void Load(const Matrix& w, int strip, int block, int blocks) {
-    const int lane = ThreadX() % 32;
 #pragma unroll
     for (int n = 0; n < kStripTiles; ++n) {
       const int tile = strip * kStripTiles + n;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         if (tile >= w.tiles || block + b >= blocks) continue;
-        const auto* from = reinterpret_cast<const Words4*>(w.quants) +
-                           (int64_t{tile} * w.blocks + block + b) * 2 * kVectors * 32 + lane;
+        const int64_t part = (int64_t{tile} * w.blocks + block + b) * 2;
 #pragma unroll
-        for (int high = 0; high < 2; ++high) {
-#pragma unroll
-          for (int i = 0; i < kVectors; ++i) {
-            v[n][b][high][i] = LoadStream(from + (high * kVectors + i) * 32);
-          }
-        }
-      }
-    }
-  }
-  WITHY_DEVICE void Unpack(int n, int b, int high, float (&f)[8]) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if constexpr (kType == WeightType::kF32) {
-        f[i] = BitsFloat(static_cast<int32_t>(v[n][b][high][i / 4].w[i % 4]));
-      } else {
-        const uint32_t pair = v[n][b][high][0].w[i / 2];
-        if constexpr (kType == WeightType::kF16) {
-          f[i] = i % 2 == 0 ? LowHalf(pair) : HighHalf(pair);
-        } else {
-          f[i] = BitsFloat(static_cast<int32_t>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u));
-        }
+        for (int high = 0; high < 2; ++high) eight[n][b][high].Load(w, part + high);
       }
     }
   }
@@ -379,7 +385,7 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
 #pragma unroll
         for (int high = 0; high < 2; ++high) {
           float f[8];
-          raw.Unpack(n, b, high, f);
+          raw.eight[n][b][high].Unpack(f);
 #pragma unroll
           for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -451,8 +457,14 @@ WITHY_DEVICE float AddParts(const PartSums& sums, int row, int output) {
   return v;
 }
 
+// What an output is before the product is added to it; 0: it is not added.
+WITHY_DEVICE float ReadOld(const Product& p, int strip, int row) {
+  const int o = strip * kStripOutputs + ThreadX() % 32;
+  return p.add && o < p.w.n_out ? Load(p.y + row * p.y_stride + o) : 0.0f;
+}
+
 // A warp finishes the strip of one row: a lane has output strip * 32 + lane.
-// `old`: what the output was, if the product is added to it.
+// `old`: ReadOld.
 WITHY_DEVICE void FinishRow(const Product& p, int strip, int row, float v, float old) {
   const int o = strip * kStripOutputs + ThreadX() % 32;
   const int extent = p.out_extent != nullptr ? LoadConst(p.out_extent + row) : p.w.n_out;
@@ -519,13 +531,12 @@ WITHY_GLOBAL void WITHY_BLOCKS(kThreads, R == 1 && !kFused ? 2 : 1)
                          (kFused ? 2 : 1) * kStripOutputs + 4};
   const int part = ThreadX() / 32;
   const int lane = ThreadX() % 32;
-  const int output = strip * kStripOutputs + lane;
   // What finishing a row reads, for the warp's first row; on its way while the weights are.
   float squares = 0.0f;
   float old = 0.0f;
   const auto read_row = [&](int r) {
     if (p.normed) squares = SumOfSquares(p.x, p.x_row + first + r, p.w.n_in);
-    if (!kFused && p.add && output < p.w.n_out) old = Load(p.y + (first + r) * p.y_stride + output);
+    if (!kFused) old = ReadOld(p, strip, first + r);
   };
   const auto start = [&] {
     WaitForPrior();

@@ -105,7 +105,8 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
 
 bool CudaRun::StartsTogether(int32_t end) const {
   return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
-         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap();
+         plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap() &&
+         std::ranges::all_of(op_data_, [](const OpData& data) { return data.dense.empty(); });
 }
 
 absl::Status CudaRun::LaunchNext() {

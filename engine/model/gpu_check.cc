@@ -150,6 +150,35 @@ double Cosine(std::span<const float> a, std::span<const float> b) {
   return ab / std::sqrt(aa * bb);
 }
 
+// KV of a context, as the CPU and as the GPU writes it.
+struct BothKv {
+  BothKv(const ModelInfo& info, int32_t slots, KvFormat format)
+      : cpu(info, slots, format), gpu(info, slots, format) {}
+  ScratchKv cpu;
+  ScratchKv gpu;
+};
+
+// Computes rows on both and adds what they differ by.
+absl::Status CompareRows(Executor& cpu, Executor& gpu, const ModelFacts& facts, const BothKv& kv,
+                         std::span<const Row> rows, GpuCheck* check) {
+  WITHY_ASSIGN_OR_RETURN(const std::vector<float> right, Compute(cpu, facts, kv.cpu, rows));
+  WITHY_ASSIGN_OR_RETURN(const std::vector<float> got, Compute(gpu, facts, kv.gpu, rows));
+  const auto width = static_cast<size_t>(facts.shape.vocab_size);
+  for (size_t at = 0; at < right.size(); at += width) {
+    const double cosine =
+        Cosine(std::span(right).subspan(at, width), std::span(got).subspan(at, width));
+    if (!(cosine >= kLeastCosine)) {  // also of numbers that are none
+      return absl::FailedPreconditionError(
+          absl::StrCat("self-check failed: row ", check->rows, " of a small model has cosine ",
+                       cosine, " with the CPU's, at least ", kLeastCosine,
+                       " is right; check the card and its driver, or set model.device to cpu"));
+    }
+    check->least_cosine = std::min(check->least_cosine, cosine);
+    ++check->rows;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<GpuCheck> CheckGpu(cuda::Gpu& gpu) {
@@ -161,28 +190,17 @@ absl::StatusOr<GpuCheck> CheckGpu(cuda::Gpu& gpu) {
   CpuExecutor cpu(*file, facts, DefaultKernels(), 1, no_tap);
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> on_gpu,
                          cuda::CudaExecutor::CreateOn(gpu, *file, facts, no_tap, nullptr, nullptr));
-  ScratchKv kv_of_cpu(info, kSlots);
-  ScratchKv kv_of_gpu(info, kSlots);
-  for (ScratchKv* kv : {&kv_of_cpu, &kv_of_gpu}) WITHY_RETURN_IF_ERROR(FillKv(cpu, facts, kv));
   GpuCheck check{.least_cosine = 1};
+  BothKv kv(info, kSlots, KvFormat::kQ8);
+  for (ScratchKv* one : {&kv.cpu, &kv.gpu}) WITHY_RETURN_IF_ERROR(FillKv(cpu, facts, one));
   const std::vector<int32_t> ancestors = {kPrefix + 30};
   for (const std::vector<Row>& rows : Passes(ancestors)) {
-    WITHY_ASSIGN_OR_RETURN(const std::vector<float> right, Compute(cpu, facts, kv_of_cpu, rows));
-    WITHY_ASSIGN_OR_RETURN(const std::vector<float> got, Compute(*on_gpu, facts, kv_of_gpu, rows));
-    const auto width = static_cast<size_t>(info.vocab_size);
-    for (size_t at = 0; at < right.size(); at += width) {
-      const double cosine =
-          Cosine(std::span(right).subspan(at, width), std::span(got).subspan(at, width));
-      if (!(cosine >= kLeastCosine)) {  // also of numbers that are none
-        return absl::FailedPreconditionError(
-            absl::StrCat("self-check failed: row ", check.rows, " of a small model has cosine ",
-                         cosine, " with the CPU's, at least ", kLeastCosine,
-                         " is right; check the card and its driver, or set model.device to cpu"));
-      }
-      check.least_cosine = std::min(check.least_cosine, cosine);
-      ++check.rows;
-    }
+    WITHY_RETURN_IF_ERROR(CompareRows(cpu, *on_gpu, facts, kv, rows, &check));
   }
+  // Exact KV has a kernel of its own.
+  const BothKv exact(info, kChunkTokens, KvFormat::kF16);
+  const std::vector<Row> rows = {RowAt(0, true), RowAt(1, true), RowAt(2, true)};
+  WITHY_RETURN_IF_ERROR(CompareRows(cpu, *on_gpu, facts, exact, rows, &check));
   return check;
 }
 
