@@ -28,8 +28,9 @@ TEST(DeviceReportTest, TellsWhatAGpuIsAndWhetherItIsRight) {
   GpuOnCpu gpu;
   const std::vector<std::string> lines = Lines(gpu);
   EXPECT_THAT(lines, Contains("card: the runner of CUDA kernels on the CPU"));
-  EXPECT_THAT(lines, Contains(AllOf(StartsWith("all kernels: passed"), HasSubstr("attend"),
-                                    HasSubstr("rows of a small model"), HasSubstr("cosine 0.9999"))));
+  EXPECT_THAT(lines,
+              Contains(AllOf(StartsWith("all kernels: passed"), HasSubstr("attend"),
+                             HasSubstr("rows of a small model"), HasSubstr("cosine 0.9999"))));
   EXPECT_THAT(lines, Contains(AllOf(StartsWith("memory: "), HasSubstr("free, the board's"))));
   for (const char* way : {"device memory: ", "registered memory (KV): ", "managed memory: "}) {
     EXPECT_THAT(lines, Contains(AllOf(StartsWith(way), HasSubstr("right"))));
