@@ -2,7 +2,7 @@
 // the target's steps, lends them while it waits for a disk, and the borrower computes until they
 // are wanted back. So the two never compute beside each other. Lock-free, in one page of a file
 // that both map; either may be killed at any moment. Neighbours: model_worker owns the baton,
-// draft_worker borrows it. Source: DESIGN section 1; LLMCad section 3.4.
+// draft_worker borrows it. Source: LLMCad section 3.4; the baton is ours.
 //
 //   owner:    baton.Lend(); <wait for the disk>; baton.TakeBack();
 //   borrower: if (baton.Borrow(round, timeout) == kMine) { <until wanted()>; baton.Return(); }

@@ -511,7 +511,7 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_EQ(Inspect(path, {}).status().code(), absl::StatusCode::kNotFound);
 }
 
-// The figure in docs/operations.md.
+// The figure in docs/operations.md, KV memory.
 TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
   Inspection inspection;
   inspection.shape.layers = 22;

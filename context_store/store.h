@@ -97,12 +97,12 @@ class LeaseListener {
   virtual ~LeaseListener() = default;
   // The lease had to wait and now holds its context: call Load().
   virtual void OnGranted() = 0;
-  // While Load runs and after it: this layer and those before it are in place, of all chunks that
-  // are read but those that failed. In order; a call may tell of several layers.
+  // While Load runs and after it: layers 0 to `layer` of every chunk being read are in the arena,
+  // failed chunks excepted. Layers come in order; one call may cover several.
   virtual void OnLayer(uint32_t layer) = 0;
   // Answers Recompute, before the first OnLayer: these chunks were being read and are left to the
-  // worker, in these slots, which its lease has claimed. None: they are there sooner if read.
-  // `arrived_blocks`: that have been read so far.
+  // worker, in these slots, which its lease has claimed. Empty: reading is faster than recomputing.
+  // `arrived_blocks`: number of blocks read so far.
   virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // This chunk cannot be read; later ones may be there, or fail, too.
   virtual void OnLoadFailed(uint32_t chunk) = 0;

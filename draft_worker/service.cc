@@ -200,14 +200,6 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
                                   const v1::DraftRequest* request,
                                   v1::DraftResponse* response) override {
     return OnAnsweringThread(context, [this, request, response](const auto& cancelled) {
-      return DraftTree(*request, cancelled, response);
-    });
-  }
-
-  grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
-                                          const v1::DraftTogetherRequest* request,
-                                          v1::DraftTogetherResponse* response) override {
-    return OnAnsweringThread(context, [this, request, response](const auto& cancelled) {
       return DraftTrees(*request, cancelled, response);
     });
   }
@@ -298,31 +290,18 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return reactor;
   }
 
-  // On the answering thread, as DraftTrees and GrowTrees.
-  absl::Status DraftTree(const v1::DraftRequest& request, const std::function<bool()>& cancelled,
-                         v1::DraftResponse* response) {
-    WITHY_RETURN_IF_ERROR(CheckDraft(request));
-    telemetry::ScopedSpan span(answerer_.recorder(), telemetry::Phase::kDraft, request.call_id(),
-                               request.known_tokens());
-    WITHY_ASSIGN_OR_RETURN(const GrownTree grown, drafter_.Draft(FromWire(request), cancelled));
-    span.set_value(grown.tree.nodes().size());
-    ToWire(grown, response);
-    return absl::OkStatus();
-  }
-
-  absl::Status DraftTrees(const v1::DraftTogetherRequest& request,
-                          const std::function<bool()>& cancelled,
-                          v1::DraftTogetherResponse* response) {
+  // On the answering thread, as GrowTrees.
+  absl::Status DraftTrees(const v1::DraftRequest& request, const std::function<bool()>& cancelled,
+                          v1::DraftResponse* response) {
     std::vector<TreeRequest> trees;
     std::deque<telemetry::ScopedSpan> spans;
-    for (const v1::DraftRequest& call : request.calls()) {
+    for (const v1::DraftCall& call : request.calls()) {
       WITHY_RETURN_IF_ERROR(CheckDraft(call));
       trees.push_back(FromWire(call));
       spans.emplace_back(answerer_.recorder(), telemetry::Phase::kDraft, call.call_id(),
                          call.known_tokens());
     }
-    WITHY_ASSIGN_OR_RETURN(const std::vector<GrownTree> grown,
-                           drafter_.DraftTogether(trees, cancelled));
+    WITHY_ASSIGN_OR_RETURN(const std::vector<GrownTree> grown, drafter_.Draft(trees, cancelled));
     for (size_t i = 0; i < grown.size(); ++i) {
       spans[i].set_value(grown[i].tree.nodes().size());
       ToWire(grown[i], response->add_calls());
@@ -337,7 +316,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
           "draft_worker has no baton: its log says why it could not open run_dir/compute-baton");
     }
     std::vector<TreeRequest> trees;
-    for (const v1::DraftRequest& call : request.calls()) {
+    for (const v1::DraftCall& call : request.calls()) {
       WITHY_RETURN_IF_ERROR(CheckDraft(call));
       trees.push_back(FromWire(call));
     }
@@ -352,7 +331,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   }
 
   // Refers to the request's tokens.
-  TreeRequest FromWire(const v1::DraftRequest& request) const {
+  TreeRequest FromWire(const v1::DraftCall& request) const {
     TreeRequest tree{
         .call_id = request.call_id(),
         .known_tokens = static_cast<int32_t>(request.known_tokens()),
@@ -373,7 +352,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return tree;
   }
 
-  static void ToWire(const GrownTree& grown, v1::DraftResponse* response) {
+  static void ToWire(const GrownTree& grown, v1::CallDraft* response) {
     response->set_unknown(grown.unknown);
     response->set_passes(static_cast<uint32_t>(grown.passes));
     response->set_pass_ms(grown.pass_ms);
@@ -389,7 +368,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     }
   }
 
-  absl::Status CheckDraft(const v1::DraftRequest& request) const {
+  absl::Status CheckDraft(const v1::DraftCall& request) const {
     constexpr uint32_t kMost = policy::TokenTree::kMaxDraftedTokens;
     if (request.vocabulary() != model_.bundle.tokenizer->fingerprint()) {
       return absl::FailedPreconditionError(
@@ -452,11 +431,6 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
   }
   grpc::ServerUnaryReactor* Draft(grpc::CallbackServerContext* context, const v1::DraftRequest*,
                                   v1::DraftResponse*) override {
-    return Refuse(context);
-  }
-  grpc::ServerUnaryReactor* DraftTogether(grpc::CallbackServerContext* context,
-                                          const v1::DraftTogetherRequest*,
-                                          v1::DraftTogetherResponse*) override {
     return Refuse(context);
   }
   grpc::ServerUnaryReactor* Grow(grpc::CallbackServerContext* context, const v1::GrowRequest*,

@@ -112,7 +112,7 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   const auto tokenizer = engine::MakeTokenizer(*file);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto stub = v1::DraftWorker::NewStub(rpc::Connect(config_.draft().listen()));
-  v1::DraftRequest request;
+  v1::DraftCall request;
   request.set_call_id(1);
   request.set_vocabulary((*tokenizer)->fingerprint());
   for (const int32_t token : {5, 6, 7}) request.add_tokens(token);
@@ -120,12 +120,16 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   request.mutable_sampling()->set_repetition_penalty(1);
   request.set_max_tokens(4);
   request.set_max_depth(4);
-  v1::DraftResponse response;
-  const auto draft = [&](const v1::DraftRequest& asked) {
+  v1::CallDraft response;
+  const auto draft = [&](const v1::DraftCall& asked) {
     grpc::ClientContext context;
     rpc::SetTimeout(&context, absl::Seconds(60));
-    response.Clear();
-    return stub->Draft(&context, asked, &response);
+    v1::DraftRequest one;
+    *one.add_calls() = asked;
+    v1::DraftResponse trees;
+    const grpc::Status status = stub->Draft(&context, one, &trees);
+    response = trees.calls_size() == 1 ? trees.calls(0) : v1::CallDraft();
+    return status;
   };
   const grpc::Status status = draft(request);
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -133,7 +137,7 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   EXPECT_EQ(response.tokens(0).parent(), -1);
   EXPECT_GT(response.tokens(0).probability(), 0);
   EXPECT_GT(response.passes(), 0u);
-  v1::DraftRequest later = request;
+  v1::DraftCall later = request;
   later.set_known_tokens(3);
   EXPECT_TRUE(draft(later).ok());
   EXPECT_FALSE(response.unknown());
@@ -142,17 +146,17 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   EXPECT_TRUE(response.unknown());
 
   // Two calls in passes that they share, one of them as it was drafted alone.
-  v1::DraftTogetherRequest both;
+  v1::DraftRequest both;
   *both.add_calls() = request;
   *both.add_calls() = request;
   both.mutable_calls(1)->set_call_id(3);
   both.mutable_calls(1)->set_tokens(2, 9);
-  v1::DraftTogetherResponse trees;
+  v1::DraftResponse trees;
   const auto together = [&] {
     grpc::ClientContext context;
     rpc::SetTimeout(&context, absl::Seconds(60));
     trees.Clear();
-    return stub->DraftTogether(&context, both, &trees);
+    return stub->Draft(&context, both, &trees);
   };
   ASSERT_TRUE(draft(request).ok());
   const grpc::Status shared = together();
@@ -166,14 +170,14 @@ TEST_F(ServiceTest, DraftsForTheTargetsCallsAndSaysWhatIsWrongWithARequest) {
   both.mutable_calls(1)->set_call_id(1);
   EXPECT_EQ(together().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << "one call twice";
 
-  const auto refused = [&](const std::function<void(v1::DraftRequest&)>& change) {
-    v1::DraftRequest wrong = request;
+  const auto refused = [&](const std::function<void(v1::DraftCall&)>& change) {
+    v1::DraftCall wrong = request;
     change(wrong);
     return draft(wrong).error_code();
   };
   using grpc::StatusCode;
   EXPECT_EQ(refused([](auto& r) { r.set_vocabulary(1); }), StatusCode::FAILED_PRECONDITION);
-  v1::DraftRequest another = request;
+  v1::DraftCall another = request;
   another.set_vocabulary(1);
   EXPECT_THAT(draft(another).error_message(), HasSubstr("draft.path"));
   EXPECT_EQ(refused([](auto& r) { r.set_max_tokens(0); }), StatusCode::INVALID_ARGUMENT);

@@ -130,13 +130,6 @@ absl::StatusOr<TreeDrafter::Drafted*> TreeDrafter::Follow(const TreeRequest& req
   return &call;
 }
 
-absl::StatusOr<GrownTree> TreeDrafter::Draft(const TreeRequest& request,
-                                             const std::function<bool()>& cancelled) {
-  WITHY_RETURN_IF_ERROR(Check(request));
-  WITHY_ASSIGN_OR_RETURN(std::vector<GrownTree> grown, DraftTogether({&request, 1}, cancelled));
-  return std::move(grown.front());
-}
-
 TreeDrafter::Growing::Growing(Drafted& of_call, engine::DraftSampler of_sampler,
                               const TreeRequest& request, const policy::GrowthLimits& limits)
     : call(of_call),
@@ -176,8 +169,8 @@ absl::StatusOr<std::vector<TreeDrafter::Growing>> TreeDrafter::Begin(
   return growing;
 }
 
-absl::StatusOr<std::vector<GrownTree>> TreeDrafter::DraftTogether(
-    std::span<const TreeRequest> requests, const std::function<bool()>& cancelled) {
+absl::StatusOr<std::vector<GrownTree>> TreeDrafter::Draft(std::span<const TreeRequest> requests,
+                                                          const std::function<bool()>& cancelled) {
   const Pacing pacing{.cancelled = cancelled};
   std::vector<GrownTree> grown;
   WITHY_ASSIGN_OR_RETURN(std::vector<Growing> growing, Begin(requests, pacing, &grown));

@@ -68,18 +68,15 @@ class TreeDrafter {
   TreeDrafter(engine::Model& model, int32_t window, engine::PassNumbers& passes, Clock& clock)
       : model_(model), window_(window), pass_numbers_(passes), clock_(clock) {}
 
-  // `cancelled` is asked between passes: what was computed until then stays for the next request.
-  // Errors: INVALID_ARGUMENT (no tokens, a token outside the vocabulary), OUT_OF_RANGE (the
-  // window), CANCELLED; those of the engine.
-  absl::StatusOr<GrownTree> Draft(const TreeRequest& request,
-                                  const std::function<bool()>& cancelled);
-  // The same for several calls, kCalls at most and each once, whose leaves are computed in passes
-  // that they share; `passes` are of all together. What a call gets does not depend on the others.
-  // Errors: as Draft, but for the window: a call that is longer gets an empty tree.
-  absl::StatusOr<std::vector<GrownTree>> DraftTogether(std::span<const TreeRequest> requests,
-                                                       const std::function<bool()>& cancelled);
+  // Trees of calls, kCalls at most and each once, whose leaves are computed in passes that they
+  // share; `passes` are of all together. What a call gets does not depend on the others; one that
+  // is longer than the window gets an empty tree. `cancelled` is asked between passes: what was
+  // computed until then stays for the next request. Errors: INVALID_ARGUMENT (no tokens, a token
+  // outside the vocabulary, a call twice), CANCELLED; those of the engine.
+  absl::StatusOr<std::vector<GrownTree>> Draft(std::span<const TreeRequest> requests,
+                                               const std::function<bool()>& cancelled);
   // Lets the trees of these calls grow in turns, until they are done or the turns are over: then
-  // the pass under way is dropped. Errors: as DraftTogether.
+  // the pass under way is dropped. Errors: as Draft.
   absl::StatusOr<CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
   // Of the call's tokens, the first ones that have KV; 0: the call is not here.
   int32_t computed(uint64_t call_id) const;

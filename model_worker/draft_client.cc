@@ -62,8 +62,8 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
 
 DraftClient::~DraftClient() { EndGrowing(); }
 
-v1::DraftRequest DraftClient::ToWire(const serving::DraftRequest& request) {
-  v1::DraftRequest wire;
+v1::DraftCall DraftClient::ToWire(const serving::DraftRequest& request) {
+  v1::DraftCall wire;
   wire.set_call_id(request.call_id);
   wire.set_vocabulary(vocabulary_);
   const uint32_t known =
@@ -90,94 +90,76 @@ double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) c
   return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 
-bool DraftClient::Draft(const serving::DraftRequest& request,
-                        const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
-  const v1::DraftRequest wire = store_client::ToWire(request);
-  v1::DraftResponse response;
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, Patience(request.patience_ms));
-  const int64_t started = clock_.SteadyNanos();
-  const grpc::Status status = stub_->Draft(&context, wire, &response);
-  const double ms = Millis(clock_.SteadyNanos() - started);
-  if (!status.ok()) {
-    calls_[request.call_id].ms += ms;
-    OnFailure(status);
-    return false;
-  }
-  OnDrafted(ms, response.passes(), response.caught_up_tokens(), response.catch_up_ms());
-  return Take(request, response, confidence, tree);
-}
-
-bool DraftClient::DraftTogether(std::span<serving::DraftJob> jobs) {
-  bool any = false;
+serving::DraftResult DraftClient::Draft(std::span<serving::DraftJob> jobs) {
+  serving::DraftResult result;
   for (; jobs.size() > kMostTogether; jobs = jobs.subspan(kMostTogether)) {
-    any = DraftTogether(jobs.first(kMostTogether)) || any;
+    const serving::DraftResult first = Draft(jobs.first(kMostTogether));
+    result.came = result.came || first.came;
+    result.caught_up_ms += first.caught_up_ms;
   }
-  v1::DraftTogetherRequest wire;
+  v1::DraftRequest wire;
   double patience_ms = 0;
   for (const serving::DraftJob& job : jobs) {
-    *wire.add_calls() = store_client::ToWire(job.request);
+    *wire.add_calls() = ToWire(job.request);
     patience_ms = std::max(patience_ms, job.request.patience_ms);
   }
-  v1::DraftTogetherResponse response;
+  v1::DraftResponse response;
   grpc::ClientContext context;
   rpc::SetTimeout(&context, Patience(patience_ms));
   const int64_t started = clock_.SteadyNanos();
-  const grpc::Status status = stub_->DraftTogether(&context, wire, &response);
+  const grpc::Status status = stub_->Draft(&context, wire, &response);
   const double ms = Millis(clock_.SteadyNanos() - started);
   if (!status.ok()) {
     for (const serving::DraftJob& job : jobs) {
       calls_[job.request.call_id].ms += ms / static_cast<double>(jobs.size());
     }
     OnFailure(status);
-    return any;
+    return result;
   }
-  if (static_cast<size_t>(response.calls_size()) != jobs.size()) return any;
+  if (static_cast<size_t>(response.calls_size()) != jobs.size()) return result;
   uint32_t tokens = 0;
   double catch_up_ms = 0;
-  for (const v1::DraftResponse& call : response.calls()) {
+  for (const v1::CallDraft& call : response.calls()) {
     tokens += call.caught_up_tokens();
     catch_up_ms += call.catch_up_ms();
   }
+  catch_up_ms = std::clamp(catch_up_ms, 0.0, ms);
+  result.caught_up_ms += catch_up_ms;
   OnDrafted(ms, response.calls(0).passes(), tokens, catch_up_ms);
   for (size_t i = 0; i < jobs.size(); ++i) {
-    serving::DraftJob& job = jobs[i];
-    any = Take(job.request, response.calls(static_cast<int>(i)), job.confidence, &job.tree) || any;
+    result.came = Take(response.calls(static_cast<int>(i)), &jobs[i]) || result.came;
   }
-  return any;
+  return result;
 }
 
 // `ms`: from the request to its response.
 void DraftClient::OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms) {
   refused_ = false;
-  caught_up_ms_ = std::clamp(catch_up_ms, 0.0, ms);
-  if (passes > 0) Learn((ms - caught_up_ms_) / passes, &pass_ms_);
-  LearnCatchUp(tokens, caught_up_ms_);
+  if (passes > 0) Learn((ms - catch_up_ms) / passes, &pass_ms_);
+  LearnCatchUp(tokens, catch_up_ms);
 }
 
 void DraftClient::LearnCatchUp(uint32_t tokens, double ms) {
   if (tokens >= kTellingTokens) Learn(ms / tokens, &token_ms_);
 }
 
-bool DraftClient::Take(const serving::DraftRequest& request, const v1::DraftResponse& response,
-                       const policy::ConfidenceFn& confidence, policy::DraftTree* tree) {
+bool DraftClient::Take(const v1::CallDraft& response, serving::DraftJob* job) {
   if (response.unknown()) {
-    calls_[request.call_id] = {};
+    calls_[job->request.call_id] = {};
     return false;
   }
-  calls_[request.call_id] = {
-      .tokens = static_cast<uint32_t>(request.tokens.size()),
-      .window = {.drafted = static_cast<int32_t>(response.window_drafted_tokens()),
-                 .kept = static_cast<int32_t>(response.window_kept_tokens())}};
-  std::vector<int32_t> places;  // of the tokens, in `tree`
+  calls_[job->request.call_id] = {.tokens = static_cast<uint32_t>(job->request.tokens.size())};
+  job->window = {.drafted = static_cast<int32_t>(response.window_drafted_tokens()),
+                 .kept = static_cast<int32_t>(response.window_kept_tokens())};
+  std::vector<int32_t> places;  // of the tokens, in the tree
   for (const v1::DraftedToken& token : response.tokens()) {
     const bool root = token.parent() < 0;
     if (!root && static_cast<size_t>(token.parent()) >= places.size()) return false;
     const double probability = token.probability();
     const policy::DraftOrigin origin{policy::DraftSourceKind::kDraft,
                                      policy::DraftConfidence::ProbabilityBin(probability)};
-    places.push_back(tree->Add(root ? -1 : places[static_cast<size_t>(token.parent())],
-                               token.token(), confidence(origin, probability), origin));
+    places.push_back(job->tree.Add(root ? -1 : places[static_cast<size_t>(token.parent())],
+                                   token.token(), job->confidence(origin, probability), origin));
   }
   return true;
 }
@@ -188,7 +170,7 @@ void DraftClient::BeginGrowing(std::span<const serving::DraftRequest> calls) {
   growth_ = std::make_shared<Growth>();
   growth_->request.set_round(baton_->BeginRound());
   for (const serving::DraftRequest& call : calls.first(std::min(calls.size(), kMostTogether))) {
-    *growth_->request.add_calls() = store_client::ToWire(call);
+    *growth_->request.add_calls() = ToWire(call);
   }
   rpc::SetTimeout(&growth_->context, kLongestGrowth);
   stub_->async()->Grow(&growth_->context, &growth_->request, &growth_->response,
@@ -220,19 +202,13 @@ void DraftClient::EndGrowing() {
     const auto known = calls_.find(growth->request.calls(i).call_id());
     const uint32_t computed = growth->response.computed_tokens(i);
     if (known == calls_.end() || computed <= known->second.tokens) continue;
-    known->second = {.tokens = computed, .window = known->second.window};
+    known->second = {.tokens = computed};
   }
-}
-
-serving::WindowTokens DraftClient::window_tokens(uint64_t call_id) const {
-  const auto found = calls_.find(call_id);
-  return found == calls_.end() ? serving::WindowTokens{} : found->second.window;
 }
 
 // A deadline that passed has cost time already, which the limit of losses counts; what the draft
 // has computed by then is there for the next request.
 void DraftClient::OnFailure(const grpc::Status& status) {
-  caught_up_ms_ = 0;
   const grpc::StatusCode code = status.error_code();
   if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
   const bool away = code == grpc::StatusCode::UNAVAILABLE;

@@ -29,10 +29,7 @@ class DraftClient final : public serving::DraftSource {
   bool ready() const override { return clock_.SteadyNanos() >= retry_ns_; }
   double pass_ms() const override { return pass_ms_; }
   double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const override;
-  double caught_up_ms() const override { return caught_up_ms_; }
-  bool Draft(const serving::DraftRequest& request, const policy::ConfidenceFn& confidence,
-             policy::DraftTree* tree) override;
-  bool DraftTogether(std::span<serving::DraftJob> jobs) override;
+  serving::DraftResult Draft(std::span<serving::DraftJob> jobs) override;
   bool grows_in_windows() const override {
     return baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_;
   }
@@ -40,7 +37,6 @@ class DraftClient final : public serving::DraftSource {
   void Lend() override { baton_->Lend(); }
   void TakeBack() override { baton_->TakeBack(); }
   void EndGrowing() override;
-  serving::WindowTokens window_tokens(uint64_t call_id) const override;
   void Forget(uint64_t call_id) override { calls_.erase(call_id); }
 
  private:
@@ -51,15 +47,13 @@ class DraftClient final : public serving::DraftSource {
   struct Known {
     uint32_t tokens = 0;  // with KV
     double ms = 0;        // spent on the KV of later ones, by requests that ran out of time
-    serving::WindowTokens window = {};
   };
   // A request that lasts as long as a step. Shared with gRPC's thread, which ends it.
   struct Growth;
 
-  v1::DraftRequest store_client::ToWire(const serving::DraftRequest& request);
+  v1::DraftCall ToWire(const serving::DraftRequest& request);
   // Adds what came for a call to its tree; false: nothing, or no tree.
-  bool Take(const serving::DraftRequest& request, const v1::DraftResponse& response,
-            const policy::ConfidenceFn& confidence, policy::DraftTree* tree);
+  bool Take(const v1::CallDraft& response, serving::DraftJob* job);
   void OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms);
   void LearnCatchUp(uint32_t tokens, double ms);
   void OnFailure(const grpc::Status& status);
@@ -72,7 +66,6 @@ class DraftClient final : public serving::DraftSource {
   std::map<uint64_t, Known> calls_;
   double pass_ms_ = 0;         // the way there and back included
   double token_ms_ = 0;        // of the KV of one of many tokens; 0: not known
-  double caught_up_ms_ = 0;    // of the last request
   int64_t retry_ns_ = 0;       // not asked before
   int64_t grow_retry_ns_ = 0;  // likewise, to let trees grow
   bool refused_ = false;       // the last failure was told

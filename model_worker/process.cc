@@ -47,7 +47,7 @@
 namespace withy::model_worker {
 namespace {
 
-engine::KvGeometry serving::GeometryOf(const engine::KvInfo& kv) {
+engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
   return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
 }
 
@@ -241,7 +241,7 @@ class ModelWorker final : public rpc::Process {
   absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
     const engine::ModelInfo& info = model_->bundle.model->info();
     const serving::Identity identity = serving::ModelIdentity(
-        KvModelId(info), serving::GeometryOf(info.kv), model_->bundle.model->target());
+        KvModelId(info), GeometryOf(info.kv), model_->bundle.model->target());
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(
         serving::SessionEnv{.model = info,

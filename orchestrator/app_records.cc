@@ -105,11 +105,11 @@ absl::StatusOr<v1::DeleteContextResponse> AppRecords::DeleteContext(
   v1::ForgetContextRequest forgotten;
   forgotten.set_app_id(app_id);
   forgotten.set_context_id(request.context_id());
-  const auto told = backends_.ForgetContext(forgotten, deadline);
-  if (!told.ok()) {
+  const auto reply = backends_.ForgetContext(forgotten, deadline);
+  if (!reply.ok()) {
     // A worker that is away keeps nothing; one that hangs is restarted, or forgets in time.
     spdlog::debug("model_worker was not told of a deleted context: {}",
-                  std::string(told.status().message()));
+                  std::string(reply.status().message()));
   }
   return deleted;
 }

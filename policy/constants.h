@@ -161,10 +161,9 @@ inline constexpr int64_t kMostProbePauseNs = 8 * kNanosPerSecond;
 
 // --- Steps of the worker (pace.h, prompt_level.h, prompts_beside_answers.h, step_plan.h)
 
-// An answer that is behind still counts as one that can be in time if it can make up for that
-// within so many tokens. Tokens. Choice: more than kHorizonTokens, since an answer that falls to a
-// lower level loses quality for certain, and one that prompts wait for only may end too early.
-// Test: PromptRowsBesideAnswersTest.
+// Tokens within which a late answer must catch up to count as recoverable. Tokens. Choice: more
+// than kHorizonTokens, since an answer that falls to a lower level loses quality for certain, and
+// one that prompts wait for only may end too early. Test: PromptRowsBesideAnswersTest.
 inline constexpr int32_t kRecoveryTokens = 8;
 // Times between tokens that must be known at a level before they count instead of calibrated ones.
 // Tokens. Choice: a median needs three. Test: PacerTest.

@@ -36,7 +36,7 @@ class EndingStore final : public v1::ContextStore::Service {
   std::atomic<int> end_after_us{0};
 
  private:
-  grpc::Status serving::Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
+  grpc::Status Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
     AnswerOpen(stream);
     std::this_thread::sleep_for(std::chrono::microseconds(end_after_us.load()));
     return {grpc::StatusCode::ABORTED, "over"};
@@ -52,7 +52,7 @@ class ListeningStore final : public v1::ContextStore::Service {
   }
 
  private:
-  grpc::Status serving::Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
+  grpc::Status Lease(grpc::ServerContext* /*context*/, Stream* stream) override {
     AnswerOpen(stream);
     v1::LeaseRequest request;
     while (stream->Read(&request)) {

@@ -109,9 +109,8 @@ class FakeStoreServer final : private v1::ContextStore::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status serving::Lease(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
+  grpc::Status Lease(grpc::ServerContext* context,
+                     grpc::ServerReaderWriter<v1::LeaseEvent, v1::LeaseRequest>* stream) override {
     v1::LeaseRequest request;
     bool keeps = false;
     const auto lease = std::make_shared<Claims>();

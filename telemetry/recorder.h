@@ -194,9 +194,8 @@ class ScopedSpan {
 
   // Rows, tokens, bytes or blocks, depending on the name.
   void set_value(uint64_t value) { span_.value = value; }
-  // Times when the work was requested, and when it was handed to its executor, by the span's clock.
+  // Time when the work was requested, by the span's clock.
   void set_queued_ticks(int64_t ticks) { span_.queued_ns = ticks; }
-  void set_submitted_ticks(int64_t ticks) { span_.submitted_ns = ticks; }
 
   // Ends the span now; later calls do nothing.
   void End() {

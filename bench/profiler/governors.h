@@ -1,6 +1,6 @@
 // The frequency governors of a board's cores: which there are, and another one for as long as it is
 // measured. Neighbour: profiler.cc measures its overhead under each of LM-Meter's three (its
-// section 5.1).
+// section 4.4).
 #pragma once
 
 #include <span>

@@ -1,8 +1,8 @@
 // withy-bench-slo: the end-to-end proof. Six apps with their SLOs, traces of Poisson arrivals,
 // answers scored against the truth, a late answer is wrong. Ours through the running service in
 // real time, and beside it on a simulated board with every baseline. Tables on stderr, one JSON
-// object last on stdout. Neighbours: docs/benchmarks.md says what is simulated and what is real;
-// ./withy bench slo starts the service. Source: ElastiLM section 5.
+// object last on stdout. Neighbours: docs/method-slo-bench.md says what is simulated and what is
+// real; ./withy bench slo starts the service. Source: ElastiLM section 5.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>

@@ -221,19 +221,4 @@ std::vector<uint32_t> LiveChunks(const KvContextIndex& index) {
   return live;
 }
 
-std::vector<KvExtent> RemoveDeadExtents(KvContextIndex* index) {
-  const std::vector<uint32_t> live = LiveChunks(*index);
-  std::vector<KvExtent> kept, dead;
-  std::vector<uint32_t> place(live.size(), kKvNotStored);
-  for (size_t i = 0; i < live.size(); ++i) {
-    if (live[i] > 0) place[i] = static_cast<uint32_t>(kept.size());
-    (live[i] > 0 ? kept : dead).push_back(std::move(index->extents[i]));
-  }
-  for (KvChunk& chunk : index->chunks) {
-    if (chunk.stored()) chunk.extent = place[chunk.extent];
-  }
-  index->extents = std::move(kept);
-  return dead;
-}
-
 }  // namespace withy::context_store

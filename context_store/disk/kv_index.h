@@ -148,7 +148,5 @@ absl::Status DecodeKvIndex(std::string_view payload, KvContextIndex* index);
 
 // Number of stored chunks in each extent.
 std::vector<uint32_t> LiveChunks(const KvContextIndex& index);
-// Removes the extents in which no chunk is stored. Returns them.
-std::vector<KvExtent> RemoveDeadExtents(KvContextIndex* index);
 
 }  // namespace withy::context_store

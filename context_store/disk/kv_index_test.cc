@@ -126,22 +126,6 @@ TEST_F(KvIndexTest, ANewerVersionAndBadNumbersAreToldApart) {
   EXPECT_TRUE(absl::IsDataLoss(DecodeKvIndex(EncodeKvIndex(index), &out)));
 }
 
-TEST_F(KvIndexTest, ExtentsWithoutChunksAreRemovedAndTheOthersKept) {
-  for (int i = 0; i < 200; ++i) {
-    KvContextIndex index = RandomIndex(random_);
-    const KvContextIndex before = index;
-    const std::vector<KvExtent> dead = RemoveDeadExtents(&index);
-    EXPECT_EQ(dead.size() + index.extents.size(), before.extents.size());
-    for (const uint32_t live : LiveChunks(index)) EXPECT_GT(live, 0u);
-    for (size_t c = 0; c < index.chunks.size(); ++c) {
-      ASSERT_EQ(index.chunks[c].stored(), before.chunks[c].stored());
-      if (!index.chunks[c].stored()) continue;
-      EXPECT_EQ(index.extents[index.chunks[c].extent], before.extents[before.chunks[c].extent]);
-      EXPECT_EQ(index.chunks[c].position, before.chunks[c].position);
-    }
-  }
-}
-
 // Pieces and blocks both cover the data of an extent exactly once and in order.
 TEST_F(KvIndexTest, PiecesTileAnExtent) {
   for (int i = 0; i < 300; ++i) {

@@ -194,14 +194,6 @@ void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdi
   pool.Run(pool.list());
 }
 
-void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
-                        int rows, int n_in, const float* weight, float eps, unsigned forms,
-                        Activations* out) {
-  out->Reset(rows, n_in, forms);
-  AddNormAndPrepareRows(pool.list(), kernels, x, stride, rows, weight, eps, out);
-  pool.Run(pool.list());
-}
-
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products) {
   AddMatMuls(pool.list(), kernels, products);
   pool.Run(pool.list());

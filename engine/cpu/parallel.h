@@ -55,9 +55,6 @@ void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& arg
 // The same, run at once. `out` and `h` are Reset() here with `forms` (ActivationForms).
 void PrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
                  int rows, int n_in, unsigned forms, Activations* out);
-void NormAndPrepareRows(ThreadPool& pool, const Kernels& kernels, const float* x, ptrdiff_t stride,
-                        int rows, int n_in, const float* weight, float eps, unsigned forms,
-                        Activations* out);
 void MatMuls(ThreadPool& pool, const Kernels& kernels, std::span<const MatMulArgs> products);
 void GateUp(ThreadPool& pool, const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
             unsigned forms, Activations* h);

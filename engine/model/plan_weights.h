@@ -26,7 +26,7 @@ struct WeightPlanOptions {
 };
 
 // Always: the plan's memory is within the budget, and all of it but a page for each matrix is used.
-// Source: LLMCad section 2 streams whole layers; ours keeps a share of each. Errors:
+// Source: LLMCad section 4.1 (StdPL) streams whole layers; ours keeps a share of each. Errors:
 // INVALID_ARGUMENT if the budget is too small for what always stays and one layer's buffers; names
 // the least budget that works. `tensors`: of the packed file that `facts` are of.
 absl::StatusOr<WeightPlan> PlanWeights(std::span<const PackedTensor> tensors,

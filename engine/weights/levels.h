@@ -50,7 +50,7 @@ double LayerParameters(const ModelShape& shape, const LayerExtent& extent);
 // remainder of a layer is passed to the next layers. A level too small for one unit of each in
 // every layer omits attention or the MLP of the least important layers. `above`: the level that
 // must contain this one, if any; an anchor that `above` cuts keeps the extent it has there. Source:
-// ElastiLM section 4.2; anchors yield (docs/method-elastic.md, Anchors).
+// ElastiLM section 3.2; anchors yield (docs/method-elastic.md, Anchors).
 LevelSpec PlanLevel(const ModelShape& shape, int32_t percent, std::span<const int32_t> anchors,
                     double head_share = 1.0, const LevelSpec* above = nullptr);
 

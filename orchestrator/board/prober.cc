@@ -132,18 +132,18 @@ absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level
   request.set_worker_instance(work.doubt.worker_instance);
   const int64_t start_ns = clock_.SteadyNanos();
   int64_t first_ns = 0, last_ns = 0;
-  uint32_t told = 0, told_first = 0;
+  uint32_t received = 0, first_received = 0;
   std::optional<v1::GenerateFinished> finished;
   const absl::Status status = idle_.Ask(work.lane, std::move(request), [&](v1::RunResponse& event) {
     workers_.TellSlowdown(work.lane, event.board_slowdown());
     if (event.has_delta() && !event.delta().tokens().empty()) {
       last_ns = clock_.SteadyNanos();
       const auto count = static_cast<uint32_t>(event.delta().tokens_size());
-      if (told == 0) {
+      if (received == 0) {
         first_ns = last_ns;
-        told_first = count;
+        first_received = count;
       }
-      told += count;
+      received += count;
     }
     if (event.has_finished()) finished = event.finished();
     return true;
@@ -151,7 +151,7 @@ absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level
   if (absl::IsCancelled(status)) return status;
   // Not the code of the worker: CANCELLED would be tried again at once.
   if (!status.ok()) return absl::UnavailableError(status.message());
-  if (!finished.has_value() || told == 0) return absl::UnavailableError("no answer");
+  if (!finished.has_value() || received == 0) return absl::UnavailableError("no answer");
   policy::Observation seen;
   const v1::LatencyReport& report = finished->latency();
   seen.resident_tokens = finished->usage().reused_tokens();
@@ -159,7 +159,7 @@ absl::StatusOr<policy::Observation> Prober::Ask(const Work& work, uint32_t level
   seen.prefill_ms = report.prefill_ms();
   seen.overhead_ms =
       std::max(0.0, Millis(first_ns - start_ns) - report.queue_ms() - report.prefill_ms());
-  seen.decoded_tokens = told - told_first;
+  seen.decoded_tokens = received - first_received;
   seen.decode_ms = Millis(last_ns - first_ns);
   return seen;
 }

@@ -22,11 +22,12 @@ void LearnBias(double measured_ms, double predicted_ms, double weight, double* b
   *bias = std::clamp(*bias * (1 + weight * surprise), 1 / kMaxBias, kMaxBias);
 }
 
-// What a call's decode steps took of their own, together; 0: it does not tell.
+// Time of a call's decode steps without the prefill of others; 0: too little of it to learn from.
 double MeasuredDecodeMs(const Observation& seen) {
   const double own_ms = seen.decode_ms - seen.foreign_prefill_ms;
-  const bool tells = seen.decoded_tokens > 0 && own_ms >= kLeastOwnDecodeShare * seen.decode_ms;
-  return tells ? own_ms : 0;
+  const bool measurable =
+      seen.decoded_tokens > 0 && own_ms >= kLeastOwnDecodeShare * seen.decode_ms;
+  return measurable ? own_ms : 0;
 }
 
 // Each of them, the ramp aside.

@@ -43,10 +43,10 @@ struct LevelBias {
   double step = 1;
 };
 
-// Starts neutral. The speed of all calls predicts the next one. `idle` is that of calls of the full
-// model beside which no other ran: what it takes on the idle board. Lower levels teach nothing of
-// that: a short pass after a pause takes half as long again, and ratios of a figure that they raise
-// would give away time that callers count on.
+// Starts neutral. The speed of all calls predicts the next one. `idle` is learnt from
+// calls of the full model beside which no other ran: its speed on the idle board. Calls at lower
+// levels are left out: their short passes take half as long again after a pause. They would inflate
+// `idle`, and with it every target given as a ratio.
 struct LiveCorrection : MeasuredSpeed {
   MeasuredSpeed idle;
   double mean_completion_tokens = kUsualAnswerTokens;  // for the wait behind others

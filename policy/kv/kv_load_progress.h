@@ -10,10 +10,9 @@
 //     NextRecompute(...)
 //   }
 //
-// The disk is idle only while a worker that computes would be done with all that is left before the
-// disk had read the next group; a worker that has nothing in hand is no reason to wait. A worker
-// that finds nothing left takes over the group begun last, if it expects to be done with it before
-// the disk is: so a disk that hangs holds nothing up.
+// A group is held back only if the worker, already computing, would finish everything before the
+// disk could read that group. A worker that finds nothing left takes over the group begun last, if
+// it expects to be done with it before the disk is: so a disk that hangs holds nothing up.
 //
 // Source: LLMS section 3.3 splits once, by eq. 4. Reading from the back while the front is
 // recomputed is Cake's (arXiv 2410.03065); ours adds speeds, the takeover, and the tail.
@@ -78,8 +77,8 @@ class KvLoadProgress {
     std::optional<uint32_t> cancelled = std::nullopt;
     size_t count() const { return end - begin; }
   };
-  // At most `most` chunks. None: they are there sooner if they are read; the worker asks again
-  // after the next group, or a little later.
+  // At most `most` chunks. Empty: reading is faster than recomputing; the worker asks again after
+  // the next group, or a little later.
   HandOver NextRecompute(size_t most, double now_ms);
   // The worker has computed all of its chunks below this one.
   void OnRecomputed(size_t end, double now_ms);

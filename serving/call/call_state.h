@@ -37,8 +37,8 @@ struct Call {
   int64_t phase_since_ns = 0;
   int64_t paused_since_ns = 0;     // 0 = its reader keeps up
   int64_t kv_wait_since_ns = 0;    // it stands still until KV has been read; 0 = it does not
-  int64_t kv_seen_ns = 0;          // when the store told something of that last
-  uint64_t kv_arrived_blocks = 0;  // that it has told
+  int64_t kv_seen_ns = 0;          // the store's last news of that reading
+  uint64_t kv_arrived_blocks = 0;  // read so far, by those news
   int64_t kv_asked_ns = 0;         // when it last asked for chunks to compute instead
   policy::Pacer pacer;
   std::unique_ptr<CallDrafts> drafts;  // null: nothing was drafted yet

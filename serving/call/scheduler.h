@@ -33,9 +33,6 @@ namespace withy::serving {
 // but from the callbacks of sinks and leases only those that return at once.
 class Scheduler {
  public:
-  // Names a call from Submit to its end.
-  using Ticket = model_worker::Ticket;
-
   Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
             const engine::StepCost& cost, const SchedulerOptions& options, Clock& clock,
             telemetry::Recorder& recorder);

@@ -34,11 +34,15 @@ class KnowingDraft final : public DraftSource {
   double CatchUpMs(uint64_t /*call_id*/, size_t /*tokens*/, double /*pass_ms*/) const override {
     return 0;
   }
-  double caught_up_ms() const override { return 0; }
   void Forget(uint64_t /*call_id*/) override {}
-  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& /*confidence*/,
-             policy::DraftTree* tree) override {
+  DraftResult Draft(std::span<DraftJob> jobs) override {
     absl::MutexLock lock(&mutex_);
+    most_together_ = std::max(most_together_, jobs.size());
+    for (DraftJob& job : jobs) DraftOne(job.request, &job.tree);
+    return {.came = true};
+  }
+  void DraftOne(const DraftRequest& request, policy::DraftTree* tree)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const std::vector<int32_t>& answer = answers_[request.call_id];
     const size_t length = request.tokens.size();
     // The first draft comes behind the first token.
@@ -54,14 +58,6 @@ class KnowingDraft final : public DraftSource {
                          kOrigin);
     }
     drafted_ += tree->empty() ? 0 : 1;
-    return true;
-  }
-  bool DraftTogether(std::span<DraftJob> jobs) override {
-    {
-      absl::MutexLock lock(&mutex_);
-      most_together_ = std::max(most_together_, jobs.size());
-    }
-    return DraftSource::DraftTogether(jobs);
   }
   int drafted() const {
     absl::MutexLock lock(&mutex_);

@@ -40,7 +40,7 @@ struct Rig {
   }
 
   struct Running {
-    Scheduler::Ticket ticket = 0;
+    Ticket ticket = 0;
     std::shared_ptr<RecordingSink> sink;
   };
   Running Submit(CallRequest request) {

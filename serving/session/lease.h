@@ -169,8 +169,8 @@ class LeaseEvents {
   virtual void OnArrival() = 0;
   // Of the chunks that were wanted, those that the context has now; all resident.
   virtual void OnShared(std::vector<ResidentChunk> chunks) = 0;
-  // Answers Recompute: chunks that were being read and are to be computed, into these slots. None:
-  // they are there sooner if they are read. `arrived_blocks`: that have been read so far.
+  // Answers Recompute: chunks that were being read and are to be computed, into these slots. Empty:
+  // reading is faster than recomputing. `arrived_blocks`: number of blocks read so far.
   virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // The slots of one claim, perhaps only when other leases have ended; or none, and why it was
   // refused.

@@ -100,8 +100,8 @@ class Session {
   }
   // The first token without KV: where the next row is computed. Chunks behind it may be there.
   int32_t computed() const { return computed_; }
-  // Of the pending rows, those that the next step may have: with slots, and not beside others whose
-  // context is still being read. None before lost chunks are given up.
+  // Pending rows that the next step may compute: those that have slots and do not attend to blocks
+  // still being read. None before lost chunks are given up.
   int32_t ready_rows() const;
   // Whether the next rows attend to blocks that are still being read: their pass waits for them.
   bool waits_for_kv() const { return arriving() && computed_ >= kv_.first_loading(); }

@@ -20,18 +20,24 @@ struct DraftRequest {
   double patience_ms = 0;  // how long it may keep the step waiting; 0: as long as it takes
 };
 
-// One of several calls that are drafted together.
-struct DraftJob {
-  DraftRequest request;
-  policy::ConfidenceFn confidence;
-  policy::DraftTree tree;  // that the drafted tokens are added to
-};
-
 // Tokens that grew while steps waited since the last draft of a call, and those of them that are in
 // its tree.
 struct WindowTokens {
   int32_t drafted = 0;
   int32_t kept = 0;
+};
+
+// One of several calls that are drafted together.
+struct DraftJob {
+  DraftRequest request;
+  policy::ConfidenceFn confidence;  // how likely a drafted token is
+  policy::DraftTree tree;           // that the drafted tokens are added to
+  WindowTokens window = {};         // result
+};
+
+struct DraftResult {
+  bool came = false;        // for some call; else the trees are as they were
+  double caught_up_ms = 0;  // that computing KV of the calls' tokens took
 };
 
 // Called on the engine thread, which waits for Draft.
@@ -46,20 +52,9 @@ class DraftSource {
   // first pass; 0: it is there, or takes no time. `pass_ms`: of a pass, by which a token is guessed
   // until that is known.
   virtual double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const = 0;
-  // What that took in the last Draft or DraftTogether.
-  virtual double caught_up_ms() const = 0;
-  // Adds the tokens that are expected behind those of the request; `confidence` says how likely
-  // each is. Returns false, with the tree as it is, when nothing comes in time; what the draft has
-  // computed by then is there for the next request.
-  virtual bool Draft(const DraftRequest& request, const policy::ConfidenceFn& confidence,
-                     policy::DraftTree* tree) = 0;
-  // The same for several calls whose steps share a pass. Returns whether anything came. A source
-  // that cannot share passes drafts them one after the other.
-  virtual bool DraftTogether(std::span<DraftJob> jobs) {
-    bool any = false;
-    for (DraftJob& job : jobs) any = Draft(job.request, job.confidence, &job.tree) || any;
-    return any;
-  }
+  // Adds the tokens that are expected behind those of the calls, whose steps share a pass. Nothing
+  // comes where the draft is late; what it has computed by then is there for the next request.
+  virtual DraftResult Draft(std::span<DraftJob> jobs) = 0;
   // Whether its trees may go on growing while a step of the target waits for a disk. It then begins
   // growing with the step, and computes between Lend and TakeBack alone; what has grown comes with
   // the next Draft.
@@ -68,8 +63,6 @@ class DraftSource {
   virtual void Lend() {}
   virtual void TakeBack() {}
   virtual void EndGrowing() {}
-  // Of the trees that the last Draft or DraftTogether gave.
-  virtual WindowTokens window_tokens(uint64_t /*call_id*/) const { return {}; }
   // The call is over.
   virtual void Forget(uint64_t call_id) = 0;
 };

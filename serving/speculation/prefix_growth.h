@@ -1,8 +1,8 @@
 // Grows token trees with the target's own lowest level, over the calls' KV as the full model left
 // it: several calls in passes that they share, in one go or in slices. Neighbours:
 // policy/draft/tree_growth.h says what to compute; prefix_drafter.h lets trees grow before a step,
-// speculator_windows.cc while a step waits for its weights. Source: DESIGN section 6, the resident
-// prefix; LLMCad section 3.4.
+// speculator_windows.cc while a step waits for its weights. Source: LLMCad section 3.4;
+// drafting with the target's own lowest level is ours.
 #pragma once
 
 #include <atomic>

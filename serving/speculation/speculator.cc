@@ -16,7 +16,7 @@ using policy::DraftSourceKind;
 // A branch ends where it is as unlikely as this.
 constexpr double kLeastConfidence = 0.02;
 constexpr int32_t kMostModelNodes = 64;
-// Share of a plain pass that one of draft_worker is taken to need until one was measured.
+// Guessed time of one draft_worker pass, as a share of a plain pass; used until one was measured.
 constexpr double kGuessedPassShare = 0.2;
 // How long a step waits for draft_worker, as a ratio to what its passes are expected to take.
 constexpr double kPatience = 1.5;
@@ -24,8 +24,8 @@ constexpr double kPatience = 1.5;
 // answer would have taken plainly so far. So a long prompt with a short answer is left alone: its
 // draft would take longer than it can save.
 constexpr double kCatchUpShare = 0.25;
-// The same where it cannot be afforded at once: an answer as long as that is likely to go on until
-// all of it is done.
+// The same where it cannot be afforded at once. An answer that has already taken 20 times as long
+// as the catch-up will probably outlast it.
 constexpr double kSlicedCatchUpShare = 0.05;
 
 // What passes of several rows take while it was not measured. Where a pass waits for a disk, it
@@ -168,9 +168,9 @@ void Speculator::AddLookups(Call& call) {
   }
 }
 
-// Lets the draft model that gained most of late say what it expects behind the calls that lookups
-// say nothing of, if one is to be asked. The calls wait for it, those that it does not draft for,
-// too, and pay for that.
+// Asks the draft model with the highest recent gain about calls without a look-up match, if one
+// may be asked. All calls of the step wait for it and pay for that, also those that it does not
+// draft for.
 void Speculator::AskModels(std::span<Call* const> calls, const BesideCalls& beside) {
   std::vector<Asked> sources;
   for (const DraftSourceKind source : {DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
@@ -308,25 +308,23 @@ void Speculator::Grow(std::span<Call* const> calls, const Asked& asked,
   std::vector<int32_t> before;
   for (const Call* call : asked.calls) before.push_back(call->drafts->tree.size());
   const bool of_worker = asked.source == DraftSourceKind::kDraft;
-  bool came = true;
+  DraftResult result{.came = true};
   if (of_worker) {
-    came = AskDraft(asked);
+    result = AskDraft(asked);
   } else {
     GrowByPrefix(asked, interrupt);
   }
-  const double catch_up_ms = of_worker ? options_.draft->caught_up_ms() : 0;
   const int64_t ended = clock_.SteadyNanos();
   for (size_t i = 0; i < asked.calls.size(); ++i) {
     Call& call = *asked.calls[i];
     metrics_.Drafted(call.request.call_id, call.drafts->tree.size() - before[i], started, ended);
     call.session->speculation().draft_ns += ended - started;
     // A worker that has not even begun says nothing of how good its drafts are.
-    if (came) call.drafts->model = asked.source;
-    if (came && of_worker) CountWindowTokens(call);
+    if (result.came) call.drafts->model = asked.source;
   }
   for (Call* call : calls) {
     call->drafts->draft_ms += Millis(ended - started);
-    call->drafts->catch_up_ms += catch_up_ms;
+    call->drafts->catch_up_ms += result.caught_up_ms;
   }
 }
 
@@ -343,8 +341,7 @@ void Speculator::GrowByPrefix(const Asked& asked, const std::atomic<bool>* inter
   for (const Call* call : asked.calls) call->drafts->tree.Merge(call->drafts->prefix.tree);
 }
 
-// Returns whether anything came.
-bool Speculator::AskDraft(const Asked& asked) {
+DraftResult Speculator::AskDraft(const Asked& asked) {
   std::vector<DraftJob> jobs;
   for (const Call* call : asked.calls) {
     jobs.push_back({.request = {.call_id = call->request.call_id,
@@ -355,11 +352,12 @@ bool Speculator::AskDraft(const Asked& asked) {
                     .confidence = ConfidenceOf(*call),
                     .tree = {}});
   }
-  const bool came = jobs.size() == 1
-                        ? options_.draft->Draft(jobs[0].request, jobs[0].confidence, &jobs[0].tree)
-                        : options_.draft->DraftTogether(jobs);
-  for (size_t i = 0; i < jobs.size(); ++i) asked.calls[i]->drafts->tree.Merge(jobs[i].tree);
-  return came;
+  const DraftResult result = options_.draft->Draft(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    asked.calls[i]->drafts->tree.Merge(jobs[i].tree);
+    if (result.came) CountWindowTokens(*asked.calls[i], jobs[i].window);
+  }
+  return result;
 }
 
 void Speculator::Choose(Call& call) {

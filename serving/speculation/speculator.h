@@ -40,10 +40,10 @@ struct DecodedStep {
   int64_t ended_ns = 0;
 };
 
-// What runs beside the calls whose next step is drafted.
+// The load beside the calls whose next step is drafted.
 struct BesideCalls {
-  int32_t other_rows = 0;  // other calls that decode: one row each at least
-  bool quiet = false;      // there is nothing else that a draft model's passes would hold up
+  int32_t other_rows = 0;                        // other calls that decode: one row each at least
+  bool quiet = false;                            // a draft model's passes would delay no other work
   const std::atomic<bool>* interrupt = nullptr;  // ends them
 };
 
@@ -107,12 +107,12 @@ class Speculator {
   policy::GrowthLimits WindowLimits(const Call& call) const;
   std::unique_ptr<StepWindows> OpenPrefixWindows(std::vector<Call*> calls);
   std::unique_ptr<StepWindows> OpenDraftWindows(std::span<Call* const> calls);
-  void CountWindowTokens(const Call& call);
+  void CountWindowTokens(const Call& call, const WindowTokens& grown);
   int32_t SlotsAhead(const CallDrafts& drafts) const;
   policy::GrowthLimits LimitsOf(const Asked& asked, const Call& call) const;
   void Grow(std::span<Call* const> calls, const Asked& asked, const std::atomic<bool>* interrupt);
   void GrowByPrefix(const Asked& asked, const std::atomic<bool>* interrupt);
-  bool AskDraft(const Asked& asked);
+  DraftResult AskDraft(const Asked& asked);
   void Choose(Call& call);
   void FitChosen(std::span<Call* const> calls, int32_t other_rows);
   policy::ConfidenceFn ConfidenceOf(const Call& call) const;

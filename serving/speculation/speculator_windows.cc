@@ -184,8 +184,7 @@ policy::GrowthLimits Speculator::WindowLimits(const Call& call) const {
       .branch_threshold = kWindowBranch};
 }
 
-void Speculator::CountWindowTokens(const Call& call) {
-  const WindowTokens grown = options_.draft->window_tokens(call.request.call_id);
+void Speculator::CountWindowTokens(const Call& call, const WindowTokens& grown) {
   call.session->speculation().window_drafted += grown.drafted;
   call.session->speculation().window_kept += grown.kept;
   metrics_.DraftedInWindow(static_cast<uint64_t>(grown.drafted));

@@ -167,20 +167,20 @@ class LentDraft final : public DraftSource {
   double CatchUpMs(uint64_t /*call*/, size_t /*tokens*/, double /*pass_ms*/) const override {
     return 0;
   }
-  double caught_up_ms() const override { return 0; }
   void Forget(uint64_t /*call_id*/) override {}
-  bool Draft(const DraftRequest& request, const policy::ConfidenceFn& /*confidence*/,
-             policy::DraftTree* tree) override {
+  DraftResult Draft(std::span<DraftJob> jobs) override {
     EXPECT_FALSE(growing_);
-    if (prompt_ == 0) prompt_ = request.tokens.size() - 1;
-    window_ = {.drafted = std::exchange(grown_, 0)};
-    window_.kept = window_.drafted;
+    EXPECT_EQ(jobs.size(), 1u);
+    DraftJob& job = jobs[0];
+    if (prompt_ == 0) prompt_ = job.request.tokens.size() - 1;
+    job.window = {.drafted = std::exchange(grown_, 0)};
+    job.window.kept = job.window.drafted;
     int32_t parent = -1;
-    size_t at = request.tokens.size() - prompt_;
-    for (int32_t more = window_.drafted + 1; more > 0 && at < answer_.size(); --more) {
-      parent = tree->Add(parent, answer_[at++], 0.9, {policy::DraftSourceKind::kDraft, 3});
+    size_t at = job.request.tokens.size() - prompt_;
+    for (int32_t more = job.window.drafted + 1; more > 0 && at < answer_.size(); --more) {
+      parent = job.tree.Add(parent, answer_[at++], 0.9, {policy::DraftSourceKind::kDraft, 3});
     }
-    return true;
+    return {.came = true};
   }
   bool grows_in_windows() const override { return true; }
   void BeginGrowing(std::span<const DraftRequest> calls) override {
@@ -197,12 +197,10 @@ class LentDraft final : public DraftSource {
     EXPECT_FALSE(lent_) << "a step ends after it has gone on";
     EXPECT_TRUE(std::exchange(growing_, false));
   }
-  WindowTokens window_tokens(uint64_t /*call_id*/) const override { return window_; }
 
  private:
   const std::vector<int32_t> answer_;
   size_t prompt_ = 0;
-  WindowTokens window_;
   int32_t grown_ = 0;
   bool growing_ = false;
   bool lent_ = false;
