@@ -1,8 +1,8 @@
 // The board's energy and temperatures, and what follows from them for calls: what each is charged
 // with, what an energy budget is worth in time, and how far the model steps down before a hot board
-// slows itself down. Neighbours: base/energy_meter.h, base/gpu_sensors.h and base/thermal_zones.h
-// read, policy/board/energy_ledger.h and policy/board/thermal_limit.h decide, prepare.cc and
-// generate.cc ask.
+// slows itself down. Neighbours: base/sensors/energy_meter.h, base/sensors/gpu_sensors.h and
+// base/sensors/thermal_zones.h read, policy/board/energy_ledger.h and policy/board/thermal_limit.h
+// decide, prepare.cc and generate.cc ask.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "base/energy_meter.h"
-#include "base/gpu_sensors.h"
-#include "base/nvml.h"
-#include "base/thermal_zones.h"
+#include "base/sensors/energy_meter.h"
+#include "base/sensors/gpu_sensors.h"
+#include "base/sensors/nvml.h"
+#include "base/sensors/thermal_zones.h"
 #include "policy/board/energy_ledger.h"
 #include "policy/board/thermal_limit.h"
 #include "telemetry/recorder.h"

@@ -48,8 +48,8 @@ class BoardWatchTest : public testing::Test {
     Write("class/thermal/thermal_zone0/trip_point_0_type", "passive");
     Write("class/thermal/thermal_zone0/trip_point_0_temp", "99000");
   }
-  // NVIDIA's library with two GPUs (base/nvml_stub.c): the first has 40 degrees and draws 120
-  // watts.
+  // NVIDIA's library with two GPUs (base/sensors/nvml_stub.c): the first has 40 degrees and draws
+  // 120 watts.
   void HasGpus() const {
     fs::create_directories(root_);
     fs::copy_file(WITHY_NVML_STUB, root_ + "/libnvidia-ml.so.1");

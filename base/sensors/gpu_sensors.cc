@@ -1,11 +1,11 @@
-#include "base/gpu_sensors.h"
+#include "base/sensors/gpu_sensors.h"
 
 #include <algorithm>
 #include <cctype>
 #include <string_view>
 #include <utility>
 
-#include "base/sysfs.h"
+#include "base/sensors/sysfs.h"
 
 namespace withy {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/nvml.h"
+#include "base/sensors/nvml.h"
 
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-#include "base/energy_meter.h"
+#include "base/sensors/energy_meter.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/sysfs.h"
+#include "base/sensors/sysfs.h"
 
 namespace withy {
 namespace {

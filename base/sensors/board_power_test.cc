@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/energy_meter.h"
-#include "base/gpu_sensors.h"
-#include "base/nvml.h"
-#include "base/thermal_zones.h"
+#include "base/sensors/energy_meter.h"
+#include "base/sensors/gpu_sensors.h"
+#include "base/sensors/nvml.h"
+#include "base/sensors/thermal_zones.h"
 #include "gtest/gtest.h"
 
 namespace withy {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/nvml.h"
-#include "base/thermal_zones.h"
+#include "base/sensors/nvml.h"
+#include "base/sensors/thermal_zones.h"
 
 namespace withy {
 

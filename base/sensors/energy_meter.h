@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "base/nvml.h"
+#include "base/sensors/nvml.h"
 
 namespace withy {
 
