@@ -55,12 +55,23 @@ void AddMemory(Gpu& gpu, std::vector<GpuFact>* facts) {
       {"weights", absl::StrCat("in ", std::string(engine::cuda::MemoryWayName(best)), " memory")});
 }
 
+std::string RateState(const absl::StatusOr<double>& rate, std::string_view by) {
+  if (!rate.ok()) return Line(rate.status());
+  const std::string speed = *rate > 0 ? absl::StrFormat("%.1f Tops", *rate / 1e12) : "not timed";
+  return Printable(absl::StrCat(speed, " by ", std::string(by)));
+}
+
+std::string DenseState(Gpu& gpu) {
+  const auto math = gpu.OpenDense();
+  if (!math.ok()) return absl::StrCat("none: ", Line(math.status()));
+  const absl::Status right = engine::cuda::CheckDense(gpu, **math);
+  if (!right.ok()) return Line(right);
+  return RateState(engine::cuda::MeasureF16Rate(gpu, **math), (*math)->description());
+}
+
 void AddMatrixUnits(Gpu& gpu, std::vector<GpuFact>* facts) {
-  const auto rate = engine::cuda::MeasureMmaRate(gpu);
-  facts->push_back({"int8 products", !rate.ok() ? Line(rate.status())
-                                     : *rate == 0
-                                         ? "not timed"
-                                         : absl::StrFormat("%.1f Tops by mma", *rate / 1e12)});
+  facts->push_back({"int8 products", RateState(engine::cuda::MeasureMmaRate(gpu), "mma")});
+  facts->push_back({"F16 products", DenseState(gpu)});
   const auto rows = engine::cuda::MeasureMmaRows(gpu, [] { return Clock::Real().SteadyNanos(); });
   facts->push_back({"matrix units", rows.ok()
                                         ? absl::StrCat("faster than dp4a from ", *rows, " rows on")
@@ -83,9 +94,10 @@ void AddChecks(Gpu& gpu, std::vector<GpuFact>* facts) {
   facts->push_back(
       {"all kernels",
        check.ok()
-           ? absl::StrFormat("passed: embed, norm, products, gate and up, store_kv, gather, keep, "
-                             "attend, merge; %d rows of a small model, cosine %.6f with the CPU",
-                             check->rows, check->least_cosine)
+           ? absl::StrFormat(
+                 "passed: embed, norm, products, gate and up, store_kv, gather, keep, "
+                 "attend, attend_tiles, merge; %d rows of a small model, cosine %.6f with the CPU",
+                 check->rows, check->least_cosine)
            : Line(check.status())});
 }
 

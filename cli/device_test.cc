@@ -28,14 +28,17 @@ TEST(DeviceReportTest, TellsWhatAGpuIsAndWhetherItIsRight) {
   GpuOnCpu gpu;
   const std::vector<std::string> lines = Lines(gpu);
   EXPECT_THAT(lines, Contains("card: the runner of CUDA kernels on the CPU"));
-  EXPECT_THAT(lines, Contains(AllOf(StartsWith("all kernels: passed"), HasSubstr("attend"),
-                                    HasSubstr("10 rows"), HasSubstr("cosine 0.9999"))));
+  EXPECT_THAT(lines,
+              Contains(AllOf(StartsWith("all kernels: passed"), HasSubstr("attend"),
+                             HasSubstr("rows of a small model"), HasSubstr("cosine 0.9999"))));
   EXPECT_THAT(lines, Contains(AllOf(StartsWith("memory: "), HasSubstr("free, the board's"))));
   for (const char* way : {"device memory: ", "registered memory (KV): ", "managed memory: "}) {
     EXPECT_THAT(lines, Contains(AllOf(StartsWith(way), HasSubstr("right"))));
   }
   EXPECT_THAT(lines, Contains("weights: in device memory"));
   EXPECT_THAT(lines, Contains(AllOf(StartsWith("timer: steps of "), HasSubstr(" ns"))));
+  EXPECT_THAT(lines, Contains("int8 products: not timed by mma"));
+  EXPECT_THAT(lines, Contains(StartsWith("F16 products: not timed by ")));
   EXPECT_THAT(lines, Contains(StartsWith("matrix units: faster than dp4a from ")));
 }
 
@@ -43,7 +46,7 @@ TEST(DeviceReportTest, TellsWhatAGpuIsAndWhetherItIsRight) {
 class BadCard final : public GpuOnCpu {
  public:
   BadCard() : kernels_(GpuOnCpu::kernels()) {
-    kernels_.attend = [](void*, const engine::cuda::AttendArgs&) {};
+    kernels_.attend = [](engine::cuda::LaunchSink&, const engine::cuda::AttendArgs&) {};
   }
   const engine::cuda::Kernels& kernels() const override { return kernels_; }
   absl::StatusOr<void*> Allocate(engine::cuda::MemoryWay way, size_t bytes) override {

@@ -37,8 +37,8 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       counter_(config, backends_, workers_),
       scores_(apps_, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
-      board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(), clock,
-             recorder),
+      board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
+             config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
       auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, clock, recorder)),

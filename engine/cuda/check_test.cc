@@ -20,13 +20,13 @@ using cuda::MemoryWay;
 using cuda::WayResult;
 using on_cpu::GpuOnCpu;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // A card, as far as one can tell, with kernels that may be exchanged.
 class Card : public GpuOnCpu {
  public:
-  explicit Card(const cuda::Kernels& kernels = on_cpu::GpuOnCpu().kernels()) : kernels_(kernels) {}
+  explicit Card(const cuda::Kernels& kernels = GpuOnCpu().kernels()) : kernels_(kernels) {}
   const cuda::Kernels& kernels() const override { return kernels_; }
   bool has_times() const override { return card; }
 
@@ -142,6 +142,27 @@ TEST(GpuCheckTest, ACardThatFailsDoesNotServe) {
   const auto refused = Model::Open(path, options);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.status().ToString(), HasSubstr("device \"cuda\": self-check failed"));
+}
+
+TEST(GpuCheckTest, ACardThatIsRightServes) {
+  const TestFolder folder;
+  ModelOptions options;
+  options.cache_dir = folder.path();
+  options.threads = 1;
+  options.matrix_unit_rows = 4;  // measuring takes long in the runner, as it does of cuBLAS
+  options.exact_prefill = true;
+  options.open_gpu = [](int32_t) {
+    auto gpu = std::make_unique<Card>();
+    gpu->card = true;
+    return gpu;
+  };
+  std::string told;
+  options.on_device = [&told](std::string_view line) { told = line; };
+  options.device = "auto";
+  const auto model = Model::Open(WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->target(), "cuda-on-cpu");
+  EXPECT_THAT(told, StartsWith("the model is computed on the runner"));
 }
 
 TEST(MemoryWaysTest, EveryWayIsRight) {

@@ -361,6 +361,7 @@ class CudaGpu final : public Gpu {
     if (facts_.integrated) return MemoryFree();
     size_t free = 0;
     size_t total = 0;
+    cudaSetDevice(index_);
     cudaMemGetInfo(&free, &total);
     return free;
   }

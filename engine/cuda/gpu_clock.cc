@@ -15,13 +15,13 @@ constexpr int64_t kRefreshNs = 2'000'000'000;
 
 }  // namespace
 
-void ClockMap::Add(const Reading& reading, double ticks_per_ns) {
+void ClockMap::Add(const Reading& reading) {
   if (!read_ || reading.gpu_ns < newest_.gpu_ns) {
-    rate_ = ticks_per_ns;
     base_ = reading;
   } else if (reading.gpu_ns - base_.gpu_ns >= kRateNs) {
     rate_ = static_cast<double>(reading.ticks - base_.ticks) /
             static_cast<double>(reading.gpu_ns - base_.gpu_ns);
+    measured_ = true;
     base_ = reading;
   }
   newest_ = reading;
@@ -56,6 +56,8 @@ absl::Status GpuClock::Open() {
 }
 
 absl::Status GpuClock::Refresh() {
+  // The longer ago it was opened, the better this is known.
+  map_.SetNominal(TicksPerNs());
   return SteadyNowNs() - read_ns_ < kRefreshNs ? absl::OkStatus() : Read();
 }
 
@@ -72,7 +74,8 @@ absl::Status GpuClock::Read() {
     least = after - before;
     best = {static_cast<int64_t>(*stamps_.as<uint64_t>()) + step_ns_ / 2, before + least / 2};
   }
-  map_.Add(best, TicksPerNs());
+  map_.SetNominal(TicksPerNs());
+  map_.Add(best);
   read_ns_ = SteadyNowNs();
   return absl::OkStatus();
 }

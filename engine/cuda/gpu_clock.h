@@ -20,8 +20,12 @@ class ClockMap {
   // Readings as far apart tell the rate; nearer ones tell more about their own errors.
   static constexpr int64_t kRateNs = 1'000'000'000;
 
-  // In the order of time. `ticks_per_ns`: the rate to take until two readings tell it.
-  void Add(const Reading& reading, double ticks_per_ns);
+  // The rate to take until two readings tell it.
+  void SetNominal(double ticks_per_ns) {
+    if (!measured_) rate_ = ticks_per_ns;
+  }
+  // In the order of time.
+  void Add(const Reading& reading);
   int64_t Ticks(int64_t gpu_ns) const;
 
  private:
@@ -29,6 +33,7 @@ class ClockMap {
   Reading newest_;
   double rate_ = 1;
   bool read_ = false;
+  bool measured_ = false;  // rate_
 };
 
 // For the thread that runs passes. The GPU must outlive it.

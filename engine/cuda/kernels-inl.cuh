@@ -106,7 +106,7 @@ inline void Merge(LaunchSink& to, const AttendArgs& args) {
 }
 
 inline void Stamp(LaunchSink& to, const StampArgs& args) {
-  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, to, args);
+  Launch("stamp", StampKernel, {1, 1, 1}, kStampThreads, 0, to, args, kEarly);
 }
 
 inline void FillMemory(LaunchSink& to, const MemoryArgs& args) {

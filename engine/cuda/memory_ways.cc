@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/memory_limits.h"
 #include "base/status.h"
 
 namespace withy::engine::cuda {
@@ -23,7 +24,9 @@ uint64_t BytesFor(const Gpu& gpu, const GpuFacts& facts, MemoryWay way) {
   if (!gpu.has_times()) return kUntimedBytes;
   const uint64_t most = way == MemoryWay::kDevice ? kMostBytes : kMostHostBytes;
   const uint64_t wanted = std::clamp(kTimesL2 * facts.l2_bytes, kLeastBytes, most);
-  return std::min(wanted, facts.free_bytes / 4) / 256 * 256;
+  uint64_t room = facts.free_bytes;
+  if (way != MemoryWay::kDevice && MemoryFree() > 0) room = std::min(room, MemoryFree());
+  return std::min(wanted, room / 4) / 256 * 256;
 }
 
 // The pattern in memory that kernels and the host access.
@@ -91,6 +94,10 @@ class Pattern {
 
 // Each pattern is another one, so that what somebody kept of the one before is found.
 absl::Status Measure(Gpu& gpu, uint64_t bytes, WayResult* result) {
+  if (bytes == 0) {
+    result->left_out = "no memory is free";
+    return absl::OkStatus();
+  }
   Pattern pattern(gpu, result->way);
   WITHY_RETURN_IF_ERROR(pattern.Reserve(bytes));
   uint32_t seed = 1;

@@ -28,8 +28,14 @@ absl::Status PassStamps::Begin() {
   begun_ = Now();
   queued_.clear();
   next_ = 0;
-  Stamp();
   return absl::OkStatus();
+}
+
+void PassStamps::OnQueueing() {
+  if (!watched_) return;
+  // If kernels are not told of, only the first operation of the program is stamped.
+  if (next_ == 0 && (weight_ > 0 || stamped_ == 0)) Stamp();
+  queueing_ = Now();
 }
 
 void PassStamps::Stamp() {
@@ -42,6 +48,11 @@ void PassStamps::OnQueued(const Op& op) {
   if (!watched_ || (weight_ == 0 && op.kind != OpKind::kEmbed)) return;
   Stamp();
   queued_.push_back({op.kind, op.layer, queueing_, Now()});
+}
+
+void PassStamps::OnStarted() {
+  const int64_t now = Now();
+  for (Queued& op : queued_) op.to = now;
 }
 
 absl::Status PassStamps::Report(bool done) {

@@ -18,7 +18,7 @@ namespace withy::engine::cuda {
 // for: what is told is read when a run of the program is over.
 //
 // Times of an operation (KernelRun): `dispatched` when the host began to queue it, `arrived` when
-// it had, `started` when all before it was done on the GPU, `ended` when it was.
+// it had handed it over, `started` when all before it was done on the GPU, `ended` when it was.
 class PassStamps {
  public:
   // `clock` null: nobody watches. Both must outlive it.
@@ -26,10 +26,13 @@ class PassStamps {
 
   // A program of `rows` rows and `ops` operations begins.
   void Start(const PassTag& tag, int32_t rows, size_t ops);
-  // Before and after the operations that one run of the program queues.
+  // Before the operations that one run of the program queues.
   absl::Status Begin();
-  void OnQueueing() { queueing_ = Now(); }
+  // Before and behind each operation; what they queue belongs to the operations' launches.
+  void OnQueueing();
   void OnQueued(const Op& op);
+  // What was collected has been handed to the GPU.
+  void OnStarted();
   // All that was queued is done. `done`: so is the program. Errors: as Gpu.
   absl::Status Report(bool done);
 

@@ -126,7 +126,9 @@ absl::Status CudaRun::LaunchTogether() {
       return status;
     }
   }
-  return gpu_.queue().Submit();
+  WITHY_RETURN_IF_ERROR(gpu_.queue().Submit());
+  stamps_.OnStarted();
+  return absl::OkStatus();
 }
 
 absl::Status CudaRun::LaunchUntil(int32_t end, const std::atomic<bool>* stop) {

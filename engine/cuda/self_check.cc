@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
@@ -228,6 +229,23 @@ absl::StatusOr<int64_t> LeastTime(Gpu& gpu, const std::function<int64_t()>& now_
   return least;
 }
 
+// `operations` of `run`, in a second, at the best of some rounds.
+absl::StatusOr<double> RateOf(Gpu& gpu, double operations, absl::FunctionRef<absl::Status()> run) {
+  constexpr int kRateRounds = 5;
+  Buffer stamps(gpu, MemoryWay::kHost);
+  WITHY_RETURN_IF_ERROR(stamps.Reserve(2 * sizeof(uint64_t)));
+  auto* const at = stamps.as<uint64_t>();
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (int round = 0; round < kRateRounds; ++round) {
+    gpu.kernels().stamp(gpu.queue(), {.to = at});
+    WITHY_RETURN_IF_ERROR(run());
+    gpu.kernels().stamp(gpu.queue(), {.to = at + 1});
+    WITHY_RETURN_IF_ERROR(gpu.Wait());
+    least = std::min(least, std::max<uint64_t>(1, at[1] - at[0]));
+  }
+  return 1e9 * operations / static_cast<double>(least);
+}
+
 }  // namespace
 
 absl::Status SelfCheck(Gpu& gpu) {
@@ -275,25 +293,38 @@ absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>&
 }
 
 absl::StatusOr<double> MeasureMmaRate(Gpu& gpu) {
-  constexpr int kWidth = 2048;
-  constexpr int kRounds = 5;
+  constexpr int kRateRows = kWidth;
   if (!gpu.has_times()) return 0.0;
   Sample sample(gpu, WeightType::kQ8, kWidth, kWidth);
   WITHY_RETURN_IF_ERROR(sample.Send());
   Bench bench(gpu);
-  WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), WholeNumbers(kWidth, kWidth), kWidth));
-  Buffer stamps(gpu, MemoryWay::kHost);
-  WITHY_RETURN_IF_ERROR(stamps.Reserve(2 * sizeof(uint64_t)));
-  auto* const at = stamps.as<uint64_t>();
-  uint64_t least = std::numeric_limits<uint64_t>::max();
-  for (int round = 0; round < kRounds; ++round) {
-    gpu.kernels().stamp(gpu.queue(), {.to = at});
+  WITHY_RETURN_IF_ERROR(bench.Prepare(sample.matrix(), WholeNumbers(kRateRows, kWidth), kRateRows));
+  return RateOf(gpu, 2.0 * kRateRows * kWidth * kWidth, [&bench] {
     bench.Multiply(ProductPath::kMma);
-    gpu.kernels().stamp(gpu.queue(), {.to = at + 1});
-    WITHY_RETURN_IF_ERROR(gpu.Wait());
-    least = std::min(least, std::max<uint64_t>(1, at[1] - at[0]));
-  }
-  return 1e9 * 2.0 * kWidth * kWidth * kWidth / static_cast<double>(least);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<double> MeasureF16Rate(Gpu& gpu, DenseMath& math) {
+  constexpr int kSide = 4096;
+  constexpr size_t kNumbers = size_t{kSide} * kSide;
+  if (!gpu.has_times()) return 0.0;
+  Buffer matrices(gpu);
+  Buffer sums(gpu);
+  WITHY_RETURN_IF_ERROR(matrices.Reserve(2 * kNumbers * sizeof(uint16_t)));
+  WITHY_RETURN_IF_ERROR(sums.Reserve(kNumbers * sizeof(float)));
+  // Bits that change as those of weights do: zeros would take less power.
+  gpu.kernels().fill_memory(gpu.queue(), {.memory = matrices.as<uint8_t>(),
+                                          .count = static_cast<int64_t>(kNumbers / 4),
+                                          .seed = 1,
+                                          .blocks = 1024});
+  const DenseProduct product{.a = matrices.as<uint16_t>(),
+                             .b = matrices.as<uint16_t>() + kNumbers,
+                             .c = sums.as<float>(),
+                             .outputs = kSide,
+                             .rows = kSide,
+                             .inputs = kSide};
+  return RateOf(gpu, 2.0 * kSide * kSide * kSide, [&] { return math.Multiply(product); });
 }
 
 absl::Status CheckDense(Gpu& gpu, DenseMath& math) {

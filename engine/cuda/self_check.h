@@ -49,4 +49,7 @@ absl::StatusOr<int32_t> MeasureMmaRows(Gpu& gpu, const std::function<int64_t()>&
 // mma; 0 where times say nothing. Errors: as Gpu.
 absl::StatusOr<double> MeasureMmaRate(Gpu& gpu);
 
+// The same of a product of F16 matrices of 4096 x 4096. Errors: as Gpu and DenseMath.
+absl::StatusOr<double> MeasureF16Rate(Gpu& gpu, DenseMath& math);
+
 }  // namespace withy::engine::cuda

@@ -4,6 +4,8 @@ namespace withy::engine::WITHY_GPU {
 inline constexpr int kStampThreads = 32;
 
 WITHY_GLOBAL void WITHY_THREADS(kStampThreads) StampKernel(StampArgs args) {
+  LetNextStart();
+  WaitForPrior();
   if (ThreadX() == 0) Store(args.to, GlobalTimer());
 }
 

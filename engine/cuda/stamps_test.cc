@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,7 +16,10 @@
 #include "engine/cuda/gpu_clock.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/model/testing.h"
+#include "engine/session/kernel_spans.h"
 #include "gtest/gtest.h"
+#include "telemetry/reader.h"
+#include "telemetry/recorder.h"
 
 namespace withy::engine {
 namespace {
@@ -180,11 +186,53 @@ TEST_F(StampsTest, APassThatIsGivenUp) {
   EXPECT_EQ(observer_->runs.size(), observer_->done[0].ops);
 }
 
+// By the ring that the profiler agent reads, the spans are those of any kernel, with four times.
+TEST(GpuSpansTest, GoThroughTheRing) {
+  const TestFolder folder;
+  const auto recorder =
+      *telemetry::Recorder::Open(folder / "rings", "engine", {.ring_capacity = 4096});
+  const auto reader = *telemetry::Reader::Open(folder / "rings");
+  KernelSpans spans(*recorder);
+  ModelOptions options;
+  options.device = "cuda-on-cpu";
+  options.kernel_observer = &spans;
+  const auto model = OpenTiny(folder, WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options);
+  const int32_t layers = model->info().layers;
+  spans.set_layers(layers);
+  const std::vector<Row> rows = PlainRows(SomeTokens(3, model->info().vocab_size));
+  const int64_t begun = SteadyNowNs();
+  RunRows(*model, ScratchKv(model->info(), 16), rows);
+  const int64_t ended = SteadyNowNs();
+  std::map<std::string, std::set<uint64_t>> seen;  // layers, by operation
+  int64_t last = begun - 100'000;                  // the counter is converted with an error
+  const auto gone = reader->Drain([&](const telemetry::SpanEvent& event) {
+    const telemetry::Span& span = event.span;
+    seen[std::string(event.name)].insert(span.value);
+    if (span.kind != telemetry::SpanKind::kKernel) return;
+    EXPECT_LE(span.queued_ns, span.submitted_ns) << event.name;
+    EXPECT_LE(span.submitted_ns, span.started_ns) << event.name;
+    EXPECT_LE(last, span.started_ns) << event.name;
+    EXPECT_LE(span.started_ns, span.ended_ns) << event.name;
+    last = span.ended_ns;
+  });
+  EXPECT_TRUE(gone.empty());
+  EXPECT_LE(last, ended + 100'000);
+  for (const char* name :
+       {"norm", "qkv", "store_kv", "attend", "attention_out", "gate_up", "down"}) {
+    EXPECT_EQ(seen[name].size(), static_cast<size_t>(layers)) << name;
+  }
+  for (const char* name : {"embed", "head"}) {
+    EXPECT_EQ(seen[name], std::set<uint64_t>{static_cast<uint64_t>(layers)}) << name;
+  }
+  EXPECT_EQ(seen.count("embedding"), 1u) << "the phase";
+}
+
 TEST(GpuClockTest, StampsAreOfTheHostsTime) {
   for (const TickClock clock : {TickClock(), TickClock::Counter()}) {
     GpuOnCpu gpu;
     cuda::GpuClock of_gpu(gpu, clock);
     ASSERT_TRUE(of_gpu.Open().ok());
+    ASSERT_TRUE(of_gpu.Refresh().ok());
     EXPECT_GE(of_gpu.step_ns(), 1);
     EXPECT_GT(of_gpu.ticks_of_stamp(), 0);
     cuda::Buffer stamp(gpu, cuda::MemoryWay::kHost);
@@ -221,8 +269,8 @@ TEST(ClockMapTest, FollowsClocksThatDrift) {
     for (int reading = 0; reading < 30; ++reading) {
       const auto gpu_ns = static_cast<int64_t>(now_ns);
       const double ticks = static_cast<double>(gpu_ns) * rate + offset;
-      map.Add({gpu_ns, static_cast<int64_t>(ticks + uniform(-error_ns, error_ns) * nominal)},
-              nominal);
+      map.SetNominal(nominal);
+      map.Add({gpu_ns, static_cast<int64_t>(ticks + uniform(-error_ns, error_ns) * nominal)});
       const double apart = uniform(2e9, 4e9);
       const auto asked = static_cast<int64_t>(now_ns + uniform(-2e9, apart));
       const double right = static_cast<double>(asked) * rate + offset;
@@ -239,9 +287,9 @@ TEST(ClockMapTest, FollowsClocksThatDrift) {
 // A card that was reset begins anew: nothing is extrapolated over it.
 TEST(ClockMapTest, BeginsAnewWhereTheTimerWentBack) {
   cuda::ClockMap map;
-  map.Add({5'000'000'000, 100}, 1);
-  map.Add({8'000'000'000, 3'000'000'100}, 1);
-  map.Add({1'000, 4'000'000'000}, 1);
+  map.Add({5'000'000'000, 100});
+  map.Add({8'000'000'000, 3'000'000'100});
+  map.Add({1'000, 4'000'000'000});
   EXPECT_EQ(map.Ticks(2'000), 4'000'001'000);
 }
 

@@ -15,9 +15,9 @@ struct GpuCheck {
 };
 
 // Two layers with LoRA, key biases and KV of several formats behind them; plain rows, rows of a
-// lower level, and a token tree, of which ten rows are compared. Writes the model to a temporary
-// folder, which is removed. Some 50 ms. Errors: FAILED_PRECONDITION naming row and cosine;
-// as cuda::Gpu, and of the file system.
+// lower level, and a token tree, of which those with logits are compared. Writes the model to a
+// temporary folder, which is removed. Some 50 ms. Errors: FAILED_PRECONDITION naming row and
+// cosine; as cuda::Gpu, and of the file system.
 absl::StatusOr<GpuCheck> CheckGpu(cuda::Gpu& gpu);
 
 }  // namespace withy::engine

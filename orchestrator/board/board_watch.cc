@@ -22,12 +22,14 @@ int64_t Millionths(double value) { return static_cast<int64_t>(std::llround(valu
 
 }  // namespace
 
-BoardWatch::BoardWatch(const std::string& root, bool limits_heat, const Clock& clock,
+BoardWatch::BoardWatch(const std::string& root, bool limits_heat, bool gpus, const Clock& clock,
                        telemetry::Recorder& recorder)
     : clock_(clock),
       limits_heat_(limits_heat),
       zones_(ThermalZones::Find(root)),
-      meter_(EnergyMeter::Find(root)),
+      nvml_(gpus ? Nvml::Open(root) : nullptr),
+      gpus_(gpus ? GpuSensors::Find(root, nvml_) : GpuSensors()),
+      meter_(EnergyMeter::Find(root, nvml_)),
       power_(recorder.gauge({.name = "withy_board_power_watts",
                              .help = "Power of the board; 0 without a meter.",
                              .unit = telemetry::Unit::kMillionths})),
@@ -41,14 +43,23 @@ BoardWatch::BoardWatch(const std::string& root, bool limits_heat, const Clock& c
       steps_(
           recorder.gauge({.name = "withy_thermal_steps",
                           .help = "Levels that the model stays below the whole one for heat."})) {
-  Look();
-  bool metered = false;
   {
     absl::MutexLock lock(&mutex_);
+    MakeGpuGauges(recorder);
+  }
+  Look();
+  bool metered = false;
+  bool watched = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    watched = !zones_.empty() || !gpu_gauges_.empty();
+    if (!gpu_gauges_.empty()) {
+      spdlog::info("gauges of {} GPUs are read from {}", gpu_gauges_.size(), gpus_.name());
+    }
     metered = meter_ != nullptr;
     if (metered) spdlog::info("energy is read from {}", meter_->name());
   }
-  if (metered || !zones_.empty()) thread_ = std::thread([this] { Run(); });
+  if (metered || watched) thread_ = std::thread([this] { Run(); });
 }
 
 BoardWatch::~BoardWatch() {
@@ -85,11 +96,51 @@ int64_t BoardWatch::Read() {
   return now;
 }
 
+void BoardWatch::MakeGpuGauges(telemetry::Recorder& recorder) {
+  for (const GpuReading& gpu : gpus_.Read()) {
+    const auto gauge = [&](std::string_view name, std::string_view help, telemetry::Unit unit) {
+      return &recorder.gauge(
+          {.name = name, .help = help, .unit = unit, .label_key = "gpu", .label_value = gpu.gpu});
+    };
+    using enum telemetry::Unit;
+    gpu_gauges_.push_back(
+        {.celsius = gauge("withy_gpu_temperature_celsius", "Temperature of a GPU.", kMillionths),
+         .watts = gauge("withy_gpu_power_watts", "Power of a GPU, where its driver tells it.",
+                        kMillionths),
+         .clock_hz = gauge("withy_gpu_clock_hertz", "Clock of a GPU's multiprocessors.", kOne),
+         .busy =
+             gauge("withy_gpu_busy_ratio", "Share of time in which a GPU computes.", kMillionths),
+         .memory_bytes = gauge("withy_gpu_memory_used_bytes",
+                               "Memory of a GPU in use, by all programs.", kOne)});
+  }
+}
+
+void BoardWatch::LookAtGpus(std::vector<ThermalReading>* readings) {
+  if (gpu_gauges_.empty()) return;
+  const std::vector<GpuReading> gpus = gpus_.Read();
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    const GpuReading& gpu = gpus[i];
+    const GpuGauges& gauges = gpu_gauges_[i];
+    gauges.celsius->Set(Millionths(gpu.celsius.value_or(0)));
+    gauges.watts->Set(Millionths(gpu.watts.value_or(0)));
+    gauges.clock_hz->Set(std::llround(gpu.clock_hz.value_or(0)));
+    gauges.busy->Set(Millionths(gpu.busy.value_or(0)));
+    gauges.memory_bytes->Set(std::llround(gpu.memory_used_bytes.value_or(0)));
+    // A zone of /sys tells for itself.
+    if (nvml_ != nullptr && gpu.celsius.has_value()) {
+      ThermalReading reading{.zone = absl::StrCat("gpu", gpu.gpu), .celsius = *gpu.celsius};
+      if (gpu.throttles_at.has_value()) reading.throttles_at = *gpu.throttles_at;
+      readings->push_back(std::move(reading));
+    }
+  }
+}
+
 void BoardWatch::LookAtHeat() {
   const int64_t now = clock_.SteadyNanos();
   if (heat_ns_ != 0 && now - heat_ns_ < kHeatIntervalNs) return;
   heat_ns_ = now;
-  const std::vector<ThermalReading> readings = zones_.Read();
+  std::vector<ThermalReading> readings = zones_.Read();
+  LookAtGpus(&readings);
   if (readings.empty()) return;
   const auto room = [](const ThermalReading& reading) {
     return reading.throttles_at - reading.celsius;
@@ -128,11 +179,11 @@ double BoardWatch::CallEnds(uint64_t call) {
 absl::StatusOr<double> BoardWatch::MillisFor(double millijoules) {
   absl::MutexLock lock(&mutex_);
   if (meter_ == nullptr) {
-    return absl::UnimplementedError(
-        absl::StrCat("slo.energy_mj is ", millijoules,
-                     ": this board has no energy meter that withy can read (powercap, INA3221, or "
-                     "a battery that discharges); ask for a time (ttft_ms, tpot_ms) instead, or "
-                     "let the orchestrator's user read the meter (docs/operations.md)"));
+    return absl::UnimplementedError(absl::StrCat(
+        "slo.energy_mj is ", millijoules,
+        ": this board has no energy meter that withy can read (powercap, INA3221, a "
+        "battery that discharges, or NVML); ask for a time (ttft_ms, tpot_ms) instead, or "
+        "let the orchestrator's user read the meter (docs/operations.md)"));
   }
   if (ledger_.busy_watts() <= 0) {
     const int64_t now = Read();

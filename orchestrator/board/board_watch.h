@@ -1,8 +1,8 @@
 // The board's energy and temperatures, and what follows from them for calls: what each is charged
 // with, what an energy budget is worth in time, and how far the model steps down before a hot board
-// slows itself down. Neighbours: base/energy_meter.h and base/thermal_zones.h read,
-// policy/board/energy_ledger.h and policy/board/thermal_limit.h decide, prepare.cc and generate.cc
-// ask.
+// slows itself down. Neighbours: base/sensors/energy_meter.h, base/sensors/gpu_sensors.h and
+// base/sensors/thermal_zones.h read, policy/board/energy_ledger.h and policy/board/thermal_limit.h
+// decide, prepare.cc and generate.cc ask.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "base/energy_meter.h"
-#include "base/thermal_zones.h"
+#include "base/sensors/energy_meter.h"
+#include "base/sensors/gpu_sensors.h"
+#include "base/sensors/nvml.h"
+#include "base/sensors/thermal_zones.h"
 #include "policy/board/energy_ledger.h"
 #include "policy/board/thermal_limit.h"
 #include "telemetry/recorder.h"
@@ -26,8 +28,9 @@ namespace withy::orchestrator {
 // Thread-safe. Has a thread where the board has a meter or thermal zones.
 class BoardWatch {
  public:
-  // `root` is prepended to /sys. `limits_heat`: the model steps down on a hot board.
-  BoardWatch(const std::string& root, bool limits_heat, const Clock& clock,
+  // `root` is prepended to /sys. `limits_heat`: the model steps down on a hot board. `gpus`: a
+  // model may be on a GPU, and NVIDIA's library is looked for; it keeps the card awake.
+  BoardWatch(const std::string& root, bool limits_heat, bool gpus, const Clock& clock,
              telemetry::Recorder& recorder);
   ~BoardWatch();
   BoardWatch(const BoardWatch&) = delete;
@@ -56,11 +59,16 @@ class BoardWatch {
   void Run();
   // Returns when.
   int64_t Read() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeGpuGauges(telemetry::Recorder& recorder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sets the gauges of GPUs; adds what may slow the board down to `readings`.
+  void LookAtGpus(std::vector<ThermalReading>* readings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LookAtHeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Clock& clock_;
   const bool limits_heat_;
   const ThermalZones zones_;
+  const std::shared_ptr<const Nvml> nvml_;  // null: none; sensors and meter share it
+  const GpuSensors gpus_;
   mutable absl::Mutex mutex_;
   const std::unique_ptr<EnergyMeter> meter_ ABSL_PT_GUARDED_BY(mutex_);  // null: none
   double joules_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -68,6 +76,14 @@ class BoardWatch {
   policy::EnergyLedger ledger_ ABSL_GUARDED_BY(mutex_);
   policy::ThermalLimit limit_ ABSL_GUARDED_BY(mutex_);
   ThermalReading hottest_ ABSL_GUARDED_BY(mutex_);  // with the least room
+  struct GpuGauges {
+    telemetry::Gauge* celsius;
+    telemetry::Gauge* watts;
+    telemetry::Gauge* clock_hz;
+    telemetry::Gauge* busy;
+    telemetry::Gauge* memory_bytes;
+  };
+  std::vector<GpuGauges> gpu_gauges_ ABSL_GUARDED_BY(mutex_);  // as GpuSensors::Read
   telemetry::Gauge& power_;
   telemetry::Counter& energy_;
   telemetry::Gauge& temperature_;

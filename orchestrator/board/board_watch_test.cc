@@ -1,4 +1,6 @@
 // Energy and heat of a board whose /sys was recorded, before the scripted processes.
+#include "orchestrator/board/board_watch.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,9 +8,12 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "orchestrator/testing.h"
+#include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -43,8 +48,17 @@ class BoardWatchTest : public testing::Test {
     Write("class/thermal/thermal_zone0/trip_point_0_type", "passive");
     Write("class/thermal/thermal_zone0/trip_point_0_temp", "99000");
   }
-  std::unique_ptr<Board> Start(bool heat_limit_off = false) const {
+  // NVIDIA's library with two GPUs (base/sensors/nvml_stub.c): the first has 40 degrees and draws
+  // 120 watts.
+  void HasGpus() const {
+    fs::create_directories(root_);
+    fs::copy_file(WITHY_NVML_STUB, root_ + "/libnvidia-ml.so.1");
+  }
+  std::unique_ptr<Board> Start(bool heat_limit_off = false, const std::string& device = "") const {
     v1::Config config;
+    for (v1::ModelConfig* model : {config.mutable_model(), config.mutable_draft()}) {
+      model->set_device(device);
+    }
     config.mutable_orchestrator()->set_board_root(root_);
     config.mutable_orchestrator()->set_probe_off(true);
     config.mutable_orchestrator()->set_audit_off(true);
@@ -126,6 +140,41 @@ TEST_F(BoardWatchTest, AHotBoardStepsTheModelDown) {
   fixed.set_model_level_percent(100);
   EXPECT_EQ(board->Generate(fixed).started.decision().model_level_percent(), 100u)
       << "the caller's choice";
+}
+
+// What GPUs draw is what a call is charged with where the board has no meter of its own.
+TEST_F(BoardWatchTest, GpusAreAMeter) {
+  HasGpus();
+  const auto board = Start();
+  const Outcome outcome = board->Generate(Within(1e7));
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  EXPECT_GT(outcome.finished.latency().measured().energy_mj(), 0);
+  EXPECT_THAT(outcome.started.decision().explanation(), HasSubstr("120 W"));
+}
+
+TEST_F(BoardWatchTest, GpusHaveGauges) {
+  HasGpus();
+  const auto recorder = *telemetry::Recorder::Open(root_ + "/rings", "orchestrator");
+  const BoardWatch watch(root_, /*limits_heat=*/true, /*gpus=*/true, Clock::Real(), *recorder);
+  const auto gauge = [&](std::string_view name, std::string_view gpu) {
+    return recorder
+        ->gauge({.name = name, .label_key = gpu.empty() ? "" : "gpu", .label_value = gpu})
+        .value();
+  };
+  EXPECT_EQ(gauge("withy_gpu_temperature_celsius", "0"), 40'000'000);
+  EXPECT_EQ(gauge("withy_gpu_power_watts", "0"), 120'000'000);
+  EXPECT_EQ(gauge("withy_gpu_clock_hertz", "0"), 1'980'000'000);
+  EXPECT_EQ(gauge("withy_gpu_busy_ratio", "0"), 750'000);
+  EXPECT_EQ(gauge("withy_gpu_memory_used_bytes", "0"), int64_t{10} << 30);
+  EXPECT_EQ(gauge("withy_gpu_power_watts", "1"), 0) << "it is lost";
+  EXPECT_EQ(gauge("withy_board_temperature_celsius", ""), 40'000'000);
+}
+
+// The library keeps a card awake: it is left alone where no model may be on a GPU.
+TEST_F(BoardWatchTest, GpusAreLeftAloneWhereTheCpuComputes) {
+  HasGpus();
+  const auto board = Start(/*heat_limit_off=*/false, "cpu");
+  EXPECT_EQ(board->Generate(Within(5)).status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(BoardWatchTest, TheHeatLimitCanBeOff) {

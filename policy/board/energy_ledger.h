@@ -1,6 +1,6 @@
 // Divides the board's energy among the calls that run. Pure; fed by whoever reads the meter
-// (base/energy_meter.h). A call is charged with what the whole board draws while it runs, idle
-// power included, in equal shares with the calls beside it.
+// (base/sensors/energy_meter.h). A call is charged with what the whole board draws while it runs,
+// idle power included, in equal shares with the calls beside it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // How many levels a hot board stays below the whole model, so that it is cooler before the system
-// halves its clock. Pure; fed with temperatures (base/thermal_zones.h). A level fewer at a time,
-// and back when it has cooled down.
+// halves its clock. Pure; fed with temperatures (base/sensors/thermal_zones.h). A level fewer at a
+// time, and back when it has cooled down.
 #pragma once
 
 #include <cstdint>

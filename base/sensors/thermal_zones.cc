@@ -1,4 +1,4 @@
-#include "base/thermal_zones.h"
+#include "base/sensors/thermal_zones.h"
 
 #include <algorithm>
 #include <fstream>

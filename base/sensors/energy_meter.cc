@@ -1,41 +1,22 @@
-#include "base/energy_meter.h"
+#include "base/sensors/energy_meter.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
+
+#include "base/sensors/sysfs.h"
 
 namespace withy {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<double> ReadNumber(const fs::path& path) {
-  double value = 0;
-  if (std::ifstream(path) >> value) return value;
-  return std::nullopt;
-}
-
-std::string ReadWord(const fs::path& path) {
-  std::string word;
-  std::ifstream(path) >> word;
-  return word;
-}
-
-// In the order of their names, which is that of their numbers as far as it matters.
-std::vector<fs::path> Entries(const fs::path& directory) {
-  std::vector<fs::path> entries;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
-    entries.push_back(entry.path());
-  }
-  std::sort(entries.begin(), entries.end());
-  return entries;
-}
+using sysfs::Entries;
+using sysfs::ReadNumber;
+using sysfs::ReadWord;
 
 // Counters of microjoules that wrap.
 class Powercap final : public EnergyMeter {
@@ -81,6 +62,24 @@ std::unique_ptr<EnergyMeter> FindPowercap(const fs::path& sys) {
   return nullptr;
 }
 
+// Energy of readings of power, by the trapezoid rule.
+class PowerIntegral {
+ public:
+  double Add(double watts, int64_t now_ns) {
+    if (last_ns_ != 0 && now_ns > last_ns_) {
+      joules_ += (watts + last_watts_) / 2 * static_cast<double>(now_ns - last_ns_) / 1e9;
+    }
+    last_ns_ = now_ns;
+    last_watts_ = watts;
+    return joules_;
+  }
+
+ private:
+  int64_t last_ns_ = 0;
+  double last_watts_ = 0;
+  double joules_ = 0;
+};
+
 // Power is the sum of products of readings; each product is of one or two files. Some drivers give
 // a current that flows out a negative sign.
 class PowerMeter final : public EnergyMeter {
@@ -93,15 +92,7 @@ class PowerMeter final : public EnergyMeter {
   PowerMeter(const char* name, std::vector<Rail> rails, fs::path only_while_discharging = {})
       : name_(name), rails_(std::move(rails)), status_(std::move(only_while_discharging)) {}
 
-  double Joules(int64_t now_ns) override {
-    const double watts = Watts();
-    if (last_ns_ != 0 && now_ns > last_ns_) {
-      joules_ += (watts + last_watts_) / 2 * static_cast<double>(now_ns - last_ns_) / 1e9;
-    }
-    last_ns_ = now_ns;
-    last_watts_ = watts;
-    return joules_;
-  }
+  double Joules(int64_t now_ns) override { return integral_.Add(Watts(), now_ns); }
   const char* name() const override { return name_; }
   bool readable() const {
     return std::any_of(rails_.begin(), rails_.end(),
@@ -126,9 +117,7 @@ class PowerMeter final : public EnergyMeter {
   const char* const name_;
   const std::vector<Rail> rails_;
   const fs::path status_;
-  int64_t last_ns_ = 0;
-  double last_watts_ = 0;
-  double joules_ = 0;
+  PowerIntegral integral_;
 };
 
 std::unique_ptr<EnergyMeter> IfReadable(std::unique_ptr<PowerMeter> meter) {
@@ -206,14 +195,53 @@ std::unique_ptr<EnergyMeter> FindBattery(const fs::path& sys) {
   return nullptr;
 }
 
+// GPUs that count their energy, and the power of those that do not.
+class GpuMeter final : public EnergyMeter {
+ public:
+  explicit GpuMeter(std::shared_ptr<const Nvml> nvml) : nvml_(std::move(nvml)) {
+    for (uint32_t gpu = 0; gpu < nvml_->count(); ++gpu) last_joules_.push_back(nvml_->Joules(gpu));
+  }
+
+  double Joules(int64_t now_ns) override {
+    double watts = 0;
+    for (uint32_t gpu = 0; gpu < nvml_->count(); ++gpu) {
+      std::optional<double>& last = last_joules_[gpu];
+      if (!last.has_value()) {
+        watts += nvml_->Watts(gpu).value_or(0);
+      } else if (const std::optional<double> now = nvml_->Joules(gpu); now.has_value()) {
+        counted_ += std::max(0.0, *now - *last);
+        last = now;
+      }
+    }
+    return counted_ + integral_.Add(watts, now_ns);
+  }
+  const char* name() const override { return "NVML"; }
+  bool readable() const {
+    for (uint32_t gpu = 0; gpu < nvml_->count(); ++gpu) {
+      if (last_joules_[gpu].has_value() || nvml_->Watts(gpu).has_value()) return true;
+    }
+    return false;
+  }
+
+ private:
+  const std::shared_ptr<const Nvml> nvml_;          // the gauges have it, too
+  std::vector<std::optional<double>> last_joules_;  // by GPU; none: it does not count
+  double counted_ = 0;
+  PowerIntegral integral_;
+};
+
 }  // namespace
 
-std::unique_ptr<EnergyMeter> EnergyMeter::Find(const std::string& root) {
+std::unique_ptr<EnergyMeter> EnergyMeter::Find(const std::string& root,
+                                               std::shared_ptr<const Nvml> nvml) {
   const fs::path sys(root + "/sys");
   for (const auto& find : {FindPowercap, FindIna3221, FindIna3221x, FindBattery}) {
     if (std::unique_ptr<EnergyMeter> meter = find(sys); meter != nullptr) return meter;
   }
-  return nullptr;
+  if (nvml == nullptr) return nullptr;
+  auto meter = std::make_unique<GpuMeter>(std::move(nvml));
+  if (!meter->readable()) return nullptr;
+  return meter;
 }
 
 }  // namespace withy

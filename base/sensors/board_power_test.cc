@@ -1,14 +1,20 @@
 // Meters and thermal zones of recorded trees: a personal computer with RAPL, a Jetson Orin, a
-// Jetson of JetPack 4, a telephone.
+// Jetson of JetPack 4, a telephone; and GPUs by a stand-in for NVML.
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
-#include "base/energy_meter.h"
-#include "base/thermal_zones.h"
+#include "base/sensors/energy_meter.h"
+#include "base/sensors/gpu_sensors.h"
+#include "base/sensors/nvml.h"
+#include "base/sensors/thermal_zones.h"
 #include "gtest/gtest.h"
 
 namespace withy {
@@ -29,7 +35,24 @@ class BoardPowerTest : public testing::Test {
     std::ofstream(file) << text << "\n";
   }
 
+  // NVIDIA's library with two GPUs, of which the second is lost (nvml_stub.c).
+  std::shared_ptr<Nvml> HasNvml() const {
+    fs::create_directories(root_);
+    fs::copy_file(WITHY_NVML_STUB, root_ + "/libnvidia-ml.so.1", fs::copy_options::skip_existing);
+    return Nvml::Open(root_);
+  }
+
   const std::string root_;
+};
+
+// Sets a variable of the environment while it lives. For tests that have no other thread.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
 };
 
 TEST_F(BoardPowerTest, NoMeter) {
@@ -137,6 +160,83 @@ TEST_F(BoardPowerTest, TemperaturesAndTripPoints) {
   EXPECT_EQ(readings[0].zone, "cpu-thermal");
   EXPECT_DOUBLE_EQ(readings[0].celsius, 61.5);
   EXPECT_DOUBLE_EQ(readings[0].throttles_at, 99);
+}
+
+TEST_F(BoardPowerTest, NvmlTellsOfEachGpu) {
+  EXPECT_EQ(Nvml::Open(root_), nullptr) << "there is no library";
+  const auto nvml = HasNvml();
+  ASSERT_NE(nvml, nullptr);
+  const GpuSensors sensors = GpuSensors::Find(root_, nvml);
+  EXPECT_STREQ(sensors.name(), "NVML");
+  const std::vector<GpuReading> gpus = sensors.Read();
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0].gpu, "0");
+  EXPECT_EQ(gpus[0].celsius, 40);
+  EXPECT_EQ(gpus[0].throttles_at, 90);
+  EXPECT_EQ(gpus[0].watts, 120);
+  EXPECT_EQ(gpus[0].clock_hz, 1.98e9);
+  EXPECT_EQ(gpus[0].busy, 0.75);
+  EXPECT_EQ(gpus[0].memory_used_bytes, 10.0 * (1 << 30));
+  EXPECT_EQ(gpus[1].gpu, "1");
+  for (const auto& value : {gpus[1].celsius, gpus[1].throttles_at, gpus[1].watts, gpus[1].clock_hz,
+                            gpus[1].busy, gpus[1].memory_used_bytes}) {
+    EXPECT_EQ(value, std::nullopt) << "it is lost";
+  }
+}
+
+// As in a unit whose devices are hidden.
+TEST_F(BoardPowerTest, NvmlThatMayNotOpenTheGpuIsNone) {
+  const Environment no_permission("WITHY_NVML_INIT", "4");
+  EXPECT_EQ(HasNvml(), nullptr);
+}
+
+TEST_F(BoardPowerTest, GpusAreTheMeterWhereThereIsNoOther) {
+  const auto nvml = HasNvml();
+  ASSERT_NE(nvml, nullptr);
+  const auto meter = EnergyMeter::Find(root_, nvml);
+  ASSERT_NE(meter, nullptr);
+  EXPECT_STREQ(meter->name(), "NVML");
+  EXPECT_DOUBLE_EQ(meter->Joules(1 * kNanosPerSecond), 0);
+  const Environment more("WITHY_NVML_MILLIWATTS", "240000");
+  EXPECT_DOUBLE_EQ(meter->Joules(2 * kNanosPerSecond), 180) << "trapezoid";
+  Write("class/hwmon/hwmon0/name", "ina3221");
+  Write("class/hwmon/hwmon0/in1_label", "VDD_IN");
+  Write("class/hwmon/hwmon0/in1_input", "5000");
+  Write("class/hwmon/hwmon0/curr1_input", "2000");
+  EXPECT_STREQ(EnergyMeter::Find(root_, nvml)->name(), "ina3221") << "the board's goes first";
+}
+
+TEST_F(BoardPowerTest, GpusThatCountTheirEnergyAreBelieved) {
+  const auto nvml = HasNvml();
+  ASSERT_NE(nvml, nullptr);
+  const Environment before("WITHY_NVML_MILLIJOULES", "5000");
+  const auto meter = EnergyMeter::Find(root_, nvml);
+  ASSERT_NE(meter, nullptr);
+  EXPECT_DOUBLE_EQ(meter->Joules(1 * kNanosPerSecond), 0);
+  const Environment later("WITHY_NVML_MILLIJOULES", "7500");
+  EXPECT_DOUBLE_EQ(meter->Joules(2 * kNanosPerSecond), 2.5);
+  const Environment reset("WITHY_NVML_MILLIJOULES", "100");
+  EXPECT_DOUBLE_EQ(meter->Joules(3 * kNanosPerSecond), 2.5) << "never falls";
+}
+
+TEST_F(BoardPowerTest, ATegraTellsOfItsGpuInSys) {
+  EXPECT_TRUE(GpuSensors::Find(root_, nullptr).Read().empty());
+  Write("class/devfreq/15340000.vic/cur_freq", "115200000");
+  EXPECT_STREQ(GpuSensors::Find(root_, nullptr).name(), "") << "not every device is a GPU";
+  Write("class/devfreq/17000000.ga10b/cur_freq", "930750000");
+  Write("class/devfreq/17000000.ga10b/device/load", "640");
+  Write("class/thermal/thermal_zone0/type", "CPU-therm");
+  Write("class/thermal/thermal_zone0/temp", "55000");
+  Write("class/thermal/thermal_zone1/type", "GPU-therm");
+  Write("class/thermal/thermal_zone1/temp", "51500");
+  const GpuSensors sensors = GpuSensors::Find(root_, nullptr);
+  EXPECT_STREQ(sensors.name(), "devfreq");
+  const std::vector<GpuReading> gpus = sensors.Read();
+  ASSERT_EQ(gpus.size(), 1u);
+  EXPECT_EQ(gpus[0].clock_hz, 930'750'000);
+  EXPECT_EQ(gpus[0].busy, 0.64);
+  EXPECT_EQ(gpus[0].celsius, 51.5);
+  EXPECT_EQ(gpus[0].watts, std::nullopt);
 }
 
 }  // namespace
