@@ -14,7 +14,7 @@
 #include "cli/output.h"
 #include "cli/terminal_text.h"
 #include "engine/cpu/kernels.h"
-#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/gpu/open_gpu.h"
 
 namespace withy::cli {
 namespace {

@@ -10,9 +10,9 @@
 #include "base/ticks.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
-#include "engine/cuda/gpu_clock.h"
-#include "engine/cuda/memory_ways.h"
-#include "engine/cuda/self_check.h"
+#include "engine/cuda/gpu/gpu_clock.h"
+#include "engine/cuda/gpu/memory_ways.h"
+#include "engine/cuda/gpu/self_check.h"
 #include "engine/model/gpu_check.h"
 
 namespace withy::cli {

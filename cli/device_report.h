@@ -1,11 +1,11 @@
-// What withyctl device tells of one GPU. Neighbours: device.cc prints it, engine/cuda/memory_ways.h
+// What withyctl device tells of one GPU. Neighbours: device.cc prints it, engine/cuda/gpu/memory_ways.h
 // and engine/model/gpu_check.h measure.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 
 namespace withy::cli {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/cuda/args.h"
+#include "engine/cuda/kernels/args.h"
 #include "engine/model/rows.h"
 
 namespace withy::engine::cuda {

@@ -9,7 +9,7 @@
 
 #include "base/test_seed.h"
 #include "engine/cuda/attend_tiles.h"
-#include "engine/cuda/device-inl.cuh"
+#include "engine/cuda/kernels/device-inl.cuh"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/kv/encode.h"
 #include "gmock/gmock.h"

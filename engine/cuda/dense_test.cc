@@ -12,10 +12,10 @@
 
 #include "base/status.h"
 #include "engine/cpu/types.h"
-#include "engine/cuda/cublas.h"
 #include "engine/cuda/dense_rows.h"
+#include "engine/cuda/gpu/cublas.h"
+#include "engine/cuda/gpu/self_check.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
-#include "engine/cuda/self_check.h"
 #include "engine/model/facts.h"
 #include "engine/model/row_plan.h"
 #include "engine/model/testing.h"

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/key_bias.h"
-#include "engine/cuda/args.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
+#include "engine/cuda/kernels/args.h"
 #include "engine/model/facts.h"
 #include "engine/model/program.h"
 

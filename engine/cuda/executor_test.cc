@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cuda/gpu/self_check.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
-#include "engine/cuda/self_check.h"
 #include "engine/model/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

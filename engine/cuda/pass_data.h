@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 
 namespace withy::engine::cuda {
 

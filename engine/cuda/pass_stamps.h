@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/cuda/gpu_clock.h"
+#include "engine/cuda/gpu/gpu_clock.h"
 #include "engine/model/kernel_observer.h"
 #include "engine/model/program.h"
 

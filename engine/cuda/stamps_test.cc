@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/test_seed.h"
-#include "engine/cuda/gpu_clock.h"
+#include "engine/cuda/gpu/gpu_clock.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
 #include "engine/model/testing.h"
 #include "engine/session/kernel_spans.h"

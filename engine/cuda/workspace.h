@@ -4,8 +4,8 @@
 
 #include "absl/status/status.h"
 #include "engine/cpu/activations.h"
-#include "engine/cuda/args.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
+#include "engine/cuda/kernels/args.h"
 
 namespace withy::engine::cuda {
 

@@ -16,9 +16,9 @@
 #include "base/strings.h"
 #include "engine/cpu/executor.h"
 #include "engine/cuda/executor.h"
-#include "engine/cuda/memory_ways.h"
-#include "engine/cuda/open_gpu.h"
-#include "engine/cuda/self_check.h"
+#include "engine/cuda/gpu/memory_ways.h"
+#include "engine/cuda/gpu/open_gpu.h"
+#include "engine/cuda/gpu/self_check.h"
 #include "engine/model/gpu_check.h"
 
 namespace withy::engine {

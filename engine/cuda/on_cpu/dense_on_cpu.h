@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "engine/cuda/dense_math.h"
+#include "engine/cuda/gpu/dense_math.h"
 
 namespace withy::engine::on_cpu {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 #include "engine/cuda/on_cpu/dense_on_cpu.h"
 #include "engine/cuda/on_cpu/runner.h"
 

@@ -1,6 +1,6 @@
 // The kernels for the runner.
 // clang-format off
-#include "engine/cuda/device-inl.cuh"
+#include "engine/cuda/kernels/device-inl.cuh"
 // clang-format on
 #include "engine/cuda/on_cpu/kernels_on_cpu.h"
 
@@ -18,7 +18,7 @@ constexpr auto CallOf() {
 
 }  // namespace withy::engine::gpu_on_cpu
 
-#include "engine/cuda/kernels-inl.cuh"
+#include "engine/cuda/kernels/kernels-inl.cuh"
 
 namespace withy::engine::on_cpu {
 

@@ -1,7 +1,7 @@
 // The table of the kernels that run in the runner.
 #pragma once
 
-#include "engine/cuda/kernels.h"
+#include "engine/cuda/kernels/kernels.h"
 
 namespace withy::engine::on_cpu {
 

@@ -1,5 +1,5 @@
+#include "engine/cuda/gpu/open_gpu.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
-#include "engine/cuda/open_gpu.h"
 
 namespace withy::engine::cuda {
 

@@ -1,7 +1,7 @@
 // The runner finds what a GPU would not tell: kernels made wrong on purpose are reported with
 // kernel, block and thread. And its intrinsics compute what PTX says.
 // clang-format off
-#include "engine/cuda/device-inl.cuh"
+#include "engine/cuda/kernels/device-inl.cuh"
 // clang-format on
 #include "engine/cuda/on_cpu/runner.h"
 

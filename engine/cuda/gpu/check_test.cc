@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda/memory_ways.h"
+#include "engine/cuda/gpu/memory_ways.h"
+#include "engine/cuda/gpu/self_check.h"
 #include "engine/cuda/on_cpu/gpu_on_cpu.h"
-#include "engine/cuda/self_check.h"
 #include "engine/model/gpu_check.h"
 #include "engine/model/testing.h"
 #include "gmock/gmock.h"

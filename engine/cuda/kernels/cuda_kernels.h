@@ -2,7 +2,7 @@
 // it out.
 #pragma once
 
-#include "engine/cuda/kernels.h"
+#include "engine/cuda/kernels/kernels.h"
 
 namespace withy::engine::cuda {
 

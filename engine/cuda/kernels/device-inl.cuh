@@ -8,7 +8,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#include "engine/cuda/device_cuda-inl.cuh"
+#include "engine/cuda/kernels/device_cuda-inl.cuh"
 #else
 #include "engine/cuda/on_cpu/device-inl.h"
 #endif

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "engine/cuda/dense_math.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/dense_math.h"
+#include "engine/cuda/gpu/gpu.h"
 
 namespace withy::engine::cuda {
 

@@ -1,18 +1,18 @@
 // All kernels and their launches, for one body of device-inl.cuh. Included by kernels.cu (nvcc) and
 // on_cpu/kernels_on_cpu.cc (g++).
 // clang-format off
-#include "engine/cuda/elementwise-inl.cuh"
-#include "engine/cuda/product-inl.cuh"
-#include "engine/cuda/store_kv-inl.cuh"
-#include "engine/cuda/attention-inl.cuh"
-#include "engine/cuda/attention_tile-inl.cuh"
-#include "engine/cuda/attention_tile_values-inl.cuh"
-#include "engine/cuda/merge-inl.cuh"
-#include "engine/cuda/dense-inl.cuh"
-#include "engine/cuda/memory-inl.cuh"
-#include "engine/cuda/stamp-inl.cuh"
+#include "engine/cuda/kernels/elementwise-inl.cuh"
+#include "engine/cuda/kernels/product-inl.cuh"
+#include "engine/cuda/kernels/store_kv-inl.cuh"
+#include "engine/cuda/kernels/attention-inl.cuh"
+#include "engine/cuda/kernels/attention_tile-inl.cuh"
+#include "engine/cuda/kernels/attention_tile_values-inl.cuh"
+#include "engine/cuda/kernels/merge-inl.cuh"
+#include "engine/cuda/kernels/dense-inl.cuh"
+#include "engine/cuda/kernels/memory-inl.cuh"
+#include "engine/cuda/kernels/stamp-inl.cuh"
 // clang-format on
-#include "engine/cuda/kernels.h"
+#include "engine/cuda/kernels/kernels.h"
 
 namespace withy::engine::WITHY_GPU {
 

@@ -1,4 +1,4 @@
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 
 #include <utility>
 

@@ -3,8 +3,8 @@
 // kernels run in the order in which they were launched.
 #pragma once
 
-#include "engine/cuda/args.h"
-#include "engine/cuda/launch.h"
+#include "engine/cuda/kernels/args.h"
+#include "engine/cuda/kernels/launch.h"
 
 namespace withy::engine::cuda {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 
 namespace withy::engine::cuda {
 

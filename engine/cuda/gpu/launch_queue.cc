@@ -1,4 +1,4 @@
-#include "engine/cuda/launch_queue.h"
+#include "engine/cuda/gpu/launch_queue.h"
 
 #include <algorithm>
 #include <cstring>

@@ -15,10 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/memory_limits.h"
 #include "base/status.h"
-#include "engine/cuda/cublas.h"
-#include "engine/cuda/cuda_kernels.h"
-#include "engine/cuda/open_gpu.h"
-#include "engine/cuda/self_check.h"
+#include "engine/cuda/gpu/cublas.h"
+#include "engine/cuda/gpu/open_gpu.h"
+#include "engine/cuda/gpu/self_check.h"
+#include "engine/cuda/kernels/cuda_kernels.h"
 
 namespace withy::engine::cuda {
 namespace {

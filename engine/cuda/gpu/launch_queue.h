@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/cuda/launch.h"
+#include "engine/cuda/kernels/launch.h"
 
 namespace withy::engine::cuda {
 

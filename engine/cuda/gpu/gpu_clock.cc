@@ -1,4 +1,4 @@
-#include "engine/cuda/gpu_clock.h"
+#include "engine/cuda/gpu/gpu_clock.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // The device for tests is not part of the product: a test that links on_cpu/ replaces this.
-#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/gpu/open_gpu.h"
 
 namespace withy::engine::cuda {
 

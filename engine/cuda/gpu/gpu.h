@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
-#include "engine/cuda/dense_math.h"
-#include "engine/cuda/kernels.h"
-#include "engine/cuda/launch_queue.h"
+#include "engine/cuda/gpu/dense_math.h"
+#include "engine/cuda/gpu/launch_queue.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/kv/memory.h"
 
 namespace withy::engine::cuda {

@@ -1,4 +1,4 @@
-#include "engine/cuda/self_check.h"
+#include "engine/cuda/gpu/self_check.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "engine/cuda/cublas.h"
+#include "engine/cuda/gpu/cublas.h"
 
 #include <dlfcn.h>
 

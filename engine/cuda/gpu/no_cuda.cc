@@ -1,5 +1,5 @@
 // What stands for CUDA in builds without nvcc.
-#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/gpu/open_gpu.h"
 
 namespace withy::engine::cuda {
 

@@ -1,6 +1,6 @@
 // What is said where no GPU can be opened. With WITHY_OLD_DRIVER a stand-in for libcuda.so.1 comes
 // first in the search path, which supports CUDA 11.4 (old_driver.c).
-#include "engine/cuda/open_gpu.h"
+#include "engine/cuda/gpu/open_gpu.h"
 
 #include <dlfcn.h>
 

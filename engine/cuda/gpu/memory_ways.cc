@@ -1,4 +1,4 @@
-#include "engine/cuda/memory_ways.h"
+#include "engine/cuda/gpu/memory_ways.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,9 +2,9 @@
 #include <cuda_runtime.h>
 
 // clang-format off
-#include "engine/cuda/device-inl.cuh"
+#include "engine/cuda/kernels/device-inl.cuh"
 // clang-format on
-#include "engine/cuda/cuda_kernels.h"
+#include "engine/cuda/kernels/cuda_kernels.h"
 #include "engine/kv/block.h"
 
 namespace withy::engine::gpu {
@@ -16,7 +16,7 @@ constexpr auto CallOf() {
 
 }  // namespace withy::engine::gpu
 
-#include "engine/cuda/kernels-inl.cuh"
+#include "engine/cuda/kernels/kernels-inl.cuh"
 
 namespace withy::engine::cuda {
 

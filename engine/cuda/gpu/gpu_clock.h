@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "base/ticks.h"
-#include "engine/cuda/gpu.h"
+#include "engine/cuda/gpu/gpu.h"
 
 namespace withy::engine::cuda {
 
