@@ -79,11 +79,11 @@ struct Handlers {
   // The whole response to a request whose head is enough; nullopt: `answer` answers. Called by the
   // thread that all clients share, so it returns soon. May be empty if `answer` is not, and the
   // other way round.
-  std::function<std::optional<std::string>(const RequestHead&)> at_once;
+  std::function<std::optional<std::string>(const RequestHead&)> at_once = {};
   // Answers; called by one of many threads.
-  std::function<void(Exchange&)> answer;
+  std::function<void(Exchange&)> answer = {};
   // The whole response to a request that is not answered, as far as its head has arrived.
-  std::function<std::string(const Failure&, const RequestHead&)> refuse;
+  std::function<std::string(const Failure&, const RequestHead&)> refuse = {};
 };
 
 class Server {
@@ -109,7 +109,7 @@ class Server {
     RequestParser parser;
     int64_t deadline_ns = 0;
     bool spoke = false;
-    std::string answer;
+    std::string answer = {};
     size_t sent = 0;
   };
 
