@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "base/strings.h"
 #include "cli/command.h"
@@ -15,6 +14,7 @@
 #include "cli/terminal_text.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/gpu/open_gpu.h"
+#include "engine/cuda/gpu/self_check.h"
 
 namespace withy::cli {
 namespace {
@@ -25,12 +25,9 @@ constexpr int32_t kMaxGpus = 64;
 std::string Prompts(engine::cuda::Gpu& gpu) {
   const auto now = [] { return Clock::Real().SteadyNanos(); };
   const auto choice = engine::cuda::ChooseDense(gpu, 0, now);
-  if (!choice.ok()) return absl::StrCat("prompts without cuBLAS: ", choice.status().message());
-  const auto rate = engine::cuda::MeasureMatrixRate(gpu, *choice->math, now);
-  return absl::StrCat(
-      "prompts of ", choice->least_rows, " rows and more by ", ToAbsl(choice->math->description()),
-      rate.ok() ? absl::StrFormat(", %.1f TFLOP/s in 16 bits", *rate / 1e12)
-                : absl::StrCat(", whose rate is unknown: ", rate.status().message()));
+  if (!choice.ok()) return absl::StrCat("without cuBLAS: ", choice.status().message());
+  return absl::StrCat("of ", choice->least_rows, " rows and more by ",
+                      ToAbsl(choice->math->description()));
 }
 
 int RunDevice(const Args&) {

@@ -80,9 +80,10 @@ absl::StatusOr<std::unique_ptr<ProgramBench>> ProgramBench::Open(const std::stri
   engine::ModelOptions options;
   options.threads = threads;
   options.kernel_observer = observer;
-  WITHY_ASSIGN_OR_RETURN(
-      bench->executor_,
-      engine::ChooseExecutor(*bench->file_, bench->facts_, options, bench->no_tap_, nullptr));
+  bool on_gpu = false;
+  WITHY_ASSIGN_OR_RETURN(bench->executor_,
+                         engine::ChooseExecutor({}, *bench->file_, bench->facts_, options,
+                                                bench->no_tap_, nullptr, &on_gpu));
   bench->executor_->PinThreads();
   bench->run_ = bench->executor_->NewRun();
   return bench;

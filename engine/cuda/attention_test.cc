@@ -341,7 +341,7 @@ class Merge {
     GpuOnCpu gpu({.checks = true});
     const auto put = [&](const auto& values) {
       const size_t bytes = values.size() * sizeof(values[0]);
-      void* const memory = *gpu.Allocate(bytes);
+      void* const memory = *gpu.Allocate(MemoryWay::kDevice, bytes);
       std::memcpy(memory, values.data(), bytes);
       return memory;
     };
@@ -358,7 +358,7 @@ class Merge {
       args.first_row = row;
       args.rows = std::min(at_once, args_.rows - row);
       args.parts = parts + static_cast<size_t>(row * args.shape.heads * runs_) * stride_;
-      gpu.kernels().merge(gpu.stream(), args);
+      gpu.kernels().merge(gpu.queue(), args);
     }
     EXPECT_TRUE(gpu.runner().watch().findings().empty())
         << on_cpu::Describe(gpu.runner().watch().findings().front());

@@ -378,34 +378,4 @@ absl::StatusOr<DenseChoice> ChooseDense(Gpu& gpu, int32_t least_rows,
   return DenseChoice{math, least_rows};
 }
 
-absl::StatusOr<double> MeasureMatrixRate(Gpu& gpu, DenseMath& math,
-                                         const std::function<int64_t()>& now_ns) {
-  constexpr int kSize = 4096;
-  constexpr int kProducts = 16;  // timed together: a start of a kernel is short beside them
-  constexpr size_t kElements = size_t{kSize} * kSize;
-  std::mt19937 random(5);
-  std::vector<uint16_t> values(kElements);
-  for (uint16_t& value : values) {
-    value = F32ToF16(static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
-  }
-  Buffer a(gpu);
-  Buffer b(gpu);
-  Buffer c(gpu);
-  for (Buffer* const buffer : {&a, &b}) {
-    WITHY_RETURN_IF_ERROR(buffer->Reserve(kElements * sizeof(uint16_t)));
-    WITHY_RETURN_IF_ERROR(
-        gpu.Upload(buffer->as<uint16_t>(), values.data(), kElements * sizeof(uint16_t)));
-  }
-  WITHY_RETURN_IF_ERROR(c.Reserve(kElements * sizeof(float)));
-  WITHY_ASSIGN_OR_RETURN(
-      const int64_t ns, LeastTime(gpu, now_ns, [&] {
-        for (int i = 0; i < kProducts; ++i) {
-          WITHY_RETURN_IF_ERROR(math.Multiply(
-              {a.as<uint16_t>(), b.as<uint16_t>(), c.as<float>(), kSize, kSize, kSize}));
-        }
-        return absl::OkStatus();
-      }));
-  return 2.0 * kProducts * kSize * static_cast<double>(kElements) * 1e9 / static_cast<double>(ns);
-}
-
 }  // namespace withy::engine::cuda

@@ -30,11 +30,6 @@ struct DenseChoice {
 absl::StatusOr<DenseChoice> ChooseDense(Gpu& gpu, int32_t least_rows,
                                         const std::function<int64_t()>& now_ns);
 
-// Operations per second (two per multiply-add) of `math` with matrices of 4096 x 4096. Errors: as
-// Gpu and DenseMath::Multiply.
-absl::StatusOr<double> MeasureMatrixRate(Gpu& gpu, DenseMath& math,
-                                         const std::function<int64_t()>& now_ns);
-
 // Rows of a prompt from which `math` is faster than the exact kernels for a matrix of 2048 x 2048
 // in 8 bits: at least 128, more than any prompt has if it never is. `now_ns`: a clock. Errors: as
 // Gpu.
