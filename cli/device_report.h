@@ -1,5 +1,5 @@
-// What withyctl device tells of one GPU. Neighbours: device.cc prints it, engine/cuda/gpu/memory_ways.h
-// and engine/model/gpu_check.h measure.
+// What withyctl device tells of one GPU. Neighbours: device.cc prints it,
+// engine/cuda/gpu/memory_ways.h and engine/model/gpu_check.h measure.
 #pragma once
 
 #include <string>

@@ -240,8 +240,8 @@ class ModelWorker final : public rpc::Process {
 
   absl::Status PrepareLeases(const proto::Config& config, const engine::WorkerCost& cost) {
     const engine::ModelInfo& info = model_->bundle.model->info();
-    const serving::Identity identity = serving::ModelIdentity(
-        KvModelId(info), GeometryOf(info.kv), model_->bundle.model->target());
+    const serving::Identity identity = serving::ModelIdentity(KvModelId(info), GeometryOf(info.kv),
+                                                              model_->bundle.model->target());
     namer_.emplace(identity, /*lora_id=*/"", engine::KvFormat::kQ8);
     env_.emplace(
         serving::SessionEnv{.model = info,
