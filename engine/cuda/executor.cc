@@ -38,6 +38,7 @@ absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::CreateOn(
     KernelObserver* observer, const ExecutorOptions& options) {
   std::unique_ptr<CudaExecutor> executor(
       new CudaExecutor(gpu, file, facts, tap, stream, observer, options));
+  if (stream != nullptr) gpu.queue().KeepApart();
   if (observer != nullptr) {
     executor->clock_ = std::make_unique<GpuClock>(gpu, observer->clock());
     WITHY_RETURN_IF_ERROR(executor->clock_->Open());

@@ -96,7 +96,7 @@ class CudaQueue final : public LaunchQueue {
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = stream_;
     config.attrs = &attribute;
-    config.numAttrs = shape.early && overlaps_ ? 1 : 0;
+    config.numAttrs = shape.early && overlaps_ && !apart() ? 1 : 0;
     if (shape.shared_bytes > kSharedOfAnyCard) {
       cudaFuncSetAttribute(shape.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shape.shared_bytes));  // the launch tells of an error
@@ -106,17 +106,22 @@ class CudaQueue final : public LaunchQueue {
     if (error != cudaSuccess && error_ == cudaSuccess) error_ = error;
   }
 
-  absl::StatusOr<std::unique_ptr<Graph>> Record(const LaunchList& list) override {
-    WITHY_RETURN_IF_ERROR(
-        Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "began a graph"));
+  std::unique_ptr<Graph> Record(const LaunchList& list) override {
+    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
     for (size_t i = 0; i < list.size(); ++i) Start(list.shape(i), list.args(i));
     cudaGraph_t graph = nullptr;
-    WITHY_RETURN_IF_ERROR(Check(cudaStreamEndCapture(stream_, &graph), "made a graph"));
     cudaGraphExec_t executable = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
-    cudaGraphDestroy(graph);
-    WITHY_RETURN_IF_ERROR(Check(error, "made a graph"));
-    return std::make_unique<CudaGraph>(executable, stream_);
+    cudaError_t error = cudaStreamEndCapture(stream_, &graph);
+    if (error == cudaSuccess) error = TakeError();
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&executable, graph, 0);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (error == cudaSuccess) return std::make_unique<CudaGraph>(executable, stream_);
+    TakeError();
+    cudaGetLastError();
+    return nullptr;
   }
 
   cudaStream_t stream_ = nullptr;

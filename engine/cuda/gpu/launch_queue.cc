@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/status.h"
-
 namespace withy::engine::cuda {
 namespace {
 
@@ -71,8 +69,9 @@ absl::Status LaunchQueue::Submit() {
   }
   kept_.splice(kept_.begin(), kept_, found);
   Kept& kept = kept_.front();
-  if (kept.graph == nullptr) {
-    WITHY_ASSIGN_OR_RETURN(kept.graph, Record(kept.list));
+  if (kept.graph == nullptr && records_) {
+    kept.graph = Record(kept.list);
+    records_ = kept.graph != nullptr;
   }
   if (kept.graph != nullptr) {
     ++played_;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "engine/cuda/kernels/launch.h"
 
 namespace withy::engine::cuda {
@@ -52,11 +51,18 @@ class LaunchQueue : public LaunchSink {
 
   // Until Submit() or Drop() launches are collected.
   void Collect();
-  // Starts what was collected. Errors: of graphs; those of kernels are told by Gpu::Wait.
+  // Starts what was collected. Errors: of a graph that is played; those of kernels are told by
+  // Gpu::Wait. A device that cannot record a graph goes on without.
   absl::Status Submit();
   void Drop();
+  // From now on no kernel starts before the one before it has ended: kernels write weights, too,
+  // which others load before they wait.
+  void KeepApart() { apart_ = true; }
 
   uint64_t played() const { return played_; }  // lists that were played as graphs
+
+ protected:
+  bool apart() const { return apart_; }
 
  private:
   struct Kept {
@@ -66,10 +72,12 @@ class LaunchQueue : public LaunchSink {
 
   void TakeBytes(const LaunchShape& shape, const void* args, size_t bytes) final;
   virtual void Start(const LaunchShape& shape, const void* args) = 0;
-  // Null: this device has no graphs.
-  virtual absl::StatusOr<std::unique_ptr<Graph>> Record(const LaunchList& list) = 0;
+  // Null: this device has no graphs, or cannot record this one.
+  virtual std::unique_ptr<Graph> Record(const LaunchList& list) = 0;
 
   bool collects_ = false;
+  bool apart_ = false;
+  bool records_ = true;  // until a list could not be recorded
   LaunchList list_;
   std::list<Kept> kept_;  // the last used first
   uint64_t played_ = 0;

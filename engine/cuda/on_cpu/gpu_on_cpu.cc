@@ -33,8 +33,7 @@ void RunnerQueue::Start(const cuda::LaunchShape& shape, const void* args) {
   RunnerGraph::Run(shape, args, runner_);
 }
 
-absl::StatusOr<std::unique_ptr<cuda::LaunchQueue::Graph>> RunnerQueue::Record(
-    const cuda::LaunchList& list) {
+std::unique_ptr<cuda::LaunchQueue::Graph> RunnerQueue::Record(const cuda::LaunchList& list) {
   return std::make_unique<RunnerGraph>(list, runner_);
 }
 

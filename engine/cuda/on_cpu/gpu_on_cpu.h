@@ -22,7 +22,7 @@ class RunnerQueue final : public cuda::LaunchQueue {
 
  private:
   void Start(const cuda::LaunchShape& shape, const void* args) override;
-  absl::StatusOr<std::unique_ptr<Graph>> Record(const cuda::LaunchList& list) override;
+  std::unique_ptr<Graph> Record(const cuda::LaunchList& list) override;
 
   Runner& runner_;
 };
