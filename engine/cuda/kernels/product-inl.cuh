@@ -115,14 +115,33 @@ WITHY_DEVICE int32_t ScatterSums(const int32_t (&p)[kGroupBlocks], int t) {
   return (odd ? second : first) + ShuffleXor(odd ? first : second, 1);
 }
 
+// Adds the sums of the four lanes of an output, of the rows g and g + 8 of each tile.
+template <int R>
+WITHY_DEVICE void StoreLaneSums(const float (&acc)[kStripTiles][R][2], const StripRows& rows,
+                                int part, const PartSums& sums) {
+  const int g = ThreadX() % 32 / 4;
+  const bool first = ThreadX() % 4 == 0;
+#pragma unroll
+  for (int n = 0; n < kStripTiles; ++n) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float v = acc[n][r][i];
+        v += ShuffleXor(v, 1);
+        v += ShuffleXor(v, 2);
+        if (first && r < rows.count) StoreShared(sums.Of(part, r, n * 16 + g + 8 * i), v);
+      }
+    }
+  }
+}
+
 // Part `part` of the sums of R rows, by dp4a. `start` is called when the first weights are on their
 // way, before anything else is read.
 template <WeightType kType, int R, typename Start>
 WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const StripRows& rows,
                           int part, const PartSums& sums, const Start& start) {
-  const int lane = ThreadX() % 32;
-  const int g = lane / 4;
-  const int t = lane % 4;
+  const int t = ThreadX() % 4;
   float acc[kStripTiles][R][2] = {};
   RawStrip<kType, uint32_t> raw;
   raw.Load(w, strip, part, rows.blocks);
@@ -177,19 +196,7 @@ WITHY_DEVICE void DotPart(const Matrix& w, const Inputs& in, int strip, const St
     }
     raw = next;
   }
-#pragma unroll
-  for (int n = 0; n < kStripTiles; ++n) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float v = acc[n][r][i];
-        v += ShuffleXor(v, 1);
-        v += ShuffleXor(v, 2);
-        if (t == 0 && r < rows.count) StoreShared(sums.Of(part, r, n * 16 + g + 8 * i), v);
-      }
-    }
-  }
+  StoreLaneSums(acc, rows, part, sums);
 }
 
 // What mma needs of the inputs of 8 rows, of one group.
@@ -349,9 +356,7 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
                             int part, const PartSums& sums, const Start& start) {
   using Raw = RawFloats<kType>;
   constexpr int kSteps = kGroupBlocks / Raw::kBlocks;  // of a group
-  const int lane = ThreadX() % 32;
-  const int g = lane / 4;
-  const int t = lane % 4;
+  const int t = ThreadX() % 4;
   const auto block_of = [&](int step) {
     return (part + step / kSteps * kParts) * kGroupBlocks + step % kSteps * Raw::kBlocks;
   };
@@ -396,19 +401,7 @@ WITHY_DEVICE void FloatPart(const Matrix& w, const Inputs& in, int strip, const 
     }
     raw = next;
   }
-#pragma unroll
-  for (int n = 0; n < kStripTiles; ++n) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float v = acc[n][r][i];
-        v += ShuffleXor(v, 1);
-        v += ShuffleXor(v, 2);
-        if (t == 0 && r < rows.count) StoreShared(sums.Of(part, r, n * 16 + g + 8 * i), v);
-      }
-    }
-  }
+  StoreLaneSums(acc, rows, part, sums);
 }
 
 template <WeightType kType, int R, bool kMma, typename Start>
