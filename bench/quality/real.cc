@@ -204,7 +204,7 @@ absl::Status CompareWithPeer(engine::ServedModel& model, Report& report) {
     return absl::OkStatus();
   }
   WITHY_ASSIGN_OR_RETURN(
-      const auto peer, RealPeer::Start(python, absl::GetFlag(FLAGS_source) + "/bench/real_peer.py",
+      const auto peer, RealPeer::Start(python, absl::GetFlag(FLAGS_source) + "/bench/quality/real_peer.py",
                                        absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_threads)));
   report.Name("peer", peer->runtime());
   if (peer->jinja2().empty()) {

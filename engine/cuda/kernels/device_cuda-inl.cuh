@@ -71,11 +71,24 @@ WITHY_DEVICE void StoreShared(T* p, T v) {
 // once.
 template <typename T>
 WITHY_DEVICE T Load(const T* p) {
-  return *p;
+  // The compiler makes several loads of the structs. Volatile: none moves to before WaitForPrior.
+  if constexpr (std::is_same_v<T, Words4>) {
+    Words4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p));
+    return v;
+  } else if constexpr (std::is_same_v<T, Words2>) {
+    Words2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p));
+    return v;
+  } else {
+    return *p;
+  }
 }
 template <typename T>
 WITHY_DEVICE T LoadConst(const T* p) {
-  return *p;
+  return Load(p);
 }
 WITHY_DEVICE Words4 LoadStream(const Words4* p) {
   Words4 v;
