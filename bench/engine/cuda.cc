@@ -29,6 +29,7 @@
 #include "engine/model/program.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/synth.h"
+#include "engine/sampling/likeness.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(std::string, pocket, "", "the pocket model");
@@ -41,6 +42,7 @@ namespace withy::bench {
 namespace {
 
 using engine::ContextView;
+using engine::Cosine;
 using engine::Model;
 using engine::ModelOptions;
 using engine::Row;
@@ -135,18 +137,6 @@ absl::StatusOr<std::vector<float>> Forward(Model& model, const ScratchKv& kv,
   const ContextView view = kv.View();
   WITHY_RETURN_IF_ERROR(model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data()));
   return logits;
-}
-
-double Cosine(std::span<const float> a, std::span<const float> b) {
-  double ab = 0;
-  double aa = 0;
-  double bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += double{a[i]} * b[i];
-    aa += double{a[i]} * a[i];
-    bb += double{b[i]} * b[i];
-  }
-  return ab / std::sqrt(aa * bb);
 }
 
 constexpr char kText[] =

@@ -32,26 +32,6 @@ using testing::HasSubstr;
 
 constexpr int32_t kLongPrompt = 12;  // rows that are multiplied as matrices in these tests
 
-// Cosine between two rows of logits, each less its mean.
-double Likeness(std::span<const float> a, std::span<const float> b) {
-  const auto mean = [](std::span<const float> v) {
-    double sum = 0;
-    for (const float f : v) sum += f;
-    return sum / static_cast<double>(v.size());
-  };
-  const double mean_a = mean(a);
-  const double mean_b = mean(b);
-  double ab = 0;
-  double aa = 0;
-  double bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += (a[i] - mean_a) * (b[i] - mean_b);
-    aa += (a[i] - mean_a) * (a[i] - mean_a);
-    bb += (b[i] - mean_b) * (b[i] - mean_b);
-  }
-  return ab / std::sqrt(aa * bb);
-}
-
 class DenseTest : public testing::Test {
  protected:
   struct OnRunner {
@@ -90,8 +70,9 @@ class DenseTest : public testing::Test {
     EXPECT_NE(got, expected) << what << ": nothing was multiplied as matrices";
     const auto width = static_cast<size_t>(exact.model->info().vocab_size);
     for (size_t at = 0; at < got.size(); at += width) {
-      EXPECT_GE(Likeness(std::span(expected).subspan(at, width), std::span(got).subspan(at, width)),
-                0.999)
+      EXPECT_GE(
+          RowLikeness(std::span(expected).subspan(at, width), std::span(got).subspan(at, width)),
+          0.999)
           << what << ", row " << at / width;
     }
   }

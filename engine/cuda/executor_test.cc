@@ -23,33 +23,12 @@ using testing::HasSubstr;
 
 constexpr double kLeastCosine = 0.999;
 
-// Cosine between the logits of two rows, each less its mean.
-double Cosine(std::span<const float> a, std::span<const float> b) {
-  double mean_a = 0;
-  double mean_b = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    mean_a += a[i];
-    mean_b += b[i];
-  }
-  mean_a /= static_cast<double>(a.size());
-  mean_b /= static_cast<double>(b.size());
-  double ab = 0;
-  double aa = 0;
-  double bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += (a[i] - mean_a) * (b[i] - mean_b);
-    aa += (a[i] - mean_a) * (a[i] - mean_a);
-    bb += (b[i] - mean_b) * (b[i] - mean_b);
-  }
-  return ab / std::sqrt(aa * bb);
-}
-
 // Least cosine over rows [.., vocab].
 double LeastCosine(std::span<const float> a, std::span<const float> b, int32_t vocab) {
   double least = 1;
   const auto width = static_cast<size_t>(vocab);
   for (size_t at = 0; at < a.size(); at += width) {
-    least = std::min(least, Cosine(a.subspan(at, width), b.subspan(at, width)));
+    least = std::min(least, RowLikeness(a.subspan(at, width), b.subspan(at, width)));
   }
   return least;
 }

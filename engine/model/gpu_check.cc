@@ -21,6 +21,7 @@
 #include "engine/model/row_plan.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/synth.h"
+#include "engine/sampling/likeness.h"
 #include "engine/weights/packer.h"
 
 namespace withy::engine {
@@ -136,18 +137,6 @@ std::vector<std::vector<Row>> Passes(const std::vector<int32_t>& ancestors) {
   }
   for (size_t i = 3; i < 5; ++i) passes[2][i].level = 0;
   return passes;
-}
-
-double Cosine(std::span<const float> a, std::span<const float> b) {
-  double ab = 0;
-  double aa = 0;
-  double bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += static_cast<double>(a[i]) * b[i];
-    aa += static_cast<double>(a[i]) * a[i];
-    bb += static_cast<double>(b[i]) * b[i];
-  }
-  return ab / std::sqrt(aa * bb);
 }
 
 // KV of a context, as the CPU and as the GPU writes it.

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -118,6 +119,27 @@ inline std::vector<float> RunRows(Model& model, const ScratchKv& kv, std::span<c
   const absl::Status status = model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data());
   EXPECT_TRUE(status.ok()) << status;
   return logits;
+}
+
+// Cosine between the logits of two rows, each less its mean.
+inline double RowLikeness(std::span<const float> a, std::span<const float> b) {
+  double mean_a = 0;
+  double mean_b = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    mean_a += a[i];
+    mean_b += b[i];
+  }
+  mean_a /= static_cast<double>(a.size());
+  mean_b /= static_cast<double>(b.size());
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - mean_a) * (b[i] - mean_b);
+    aa += (a[i] - mean_a) * (a[i] - mean_a);
+    bb += (b[i] - mean_b) * (b[i] - mean_b);
+  }
+  return ab / std::sqrt(aa * bb);
 }
 
 }  // namespace withy::engine

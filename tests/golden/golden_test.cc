@@ -18,6 +18,7 @@
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/testing.h"
+#include "engine/sampling/likeness.h"
 #include "gtest/gtest.h"
 #include "tests/golden/testing.h"
 
@@ -35,18 +36,6 @@ struct Case {
   std::string golden;
   double min_cosine;
 };
-
-double Cosine(std::span<const float> a, std::span<const float> b) {
-  double ab = 0;
-  double aa = 0;
-  double bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += double{a[i]} * b[i];
-    aa += double{a[i]} * a[i];
-    bb += double{b[i]} * b[i];
-  }
-  return ab / std::sqrt(aa * bb);
-}
 
 // The smallest cosine over rows, so that one bad token is not hidden by good ones.
 double WorstRowCosine(std::span<const float> a, std::span<const float> b, size_t width) {
