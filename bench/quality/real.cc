@@ -204,8 +204,9 @@ absl::Status CompareWithPeer(engine::ServedModel& model, Report& report) {
     return absl::OkStatus();
   }
   WITHY_ASSIGN_OR_RETURN(
-      const auto peer, RealPeer::Start(python, absl::GetFlag(FLAGS_source) + "/bench/quality/real_peer.py",
-                                       absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_threads)));
+      const auto peer,
+      RealPeer::Start(python, absl::GetFlag(FLAGS_source) + "/bench/quality/real_peer.py",
+                      absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_threads)));
   report.Name("peer", peer->runtime());
   if (peer->jinja2().empty()) {
     report.LeaveOut("template_equal", python + " has no jinja2: pip install jinja2");
