@@ -22,7 +22,8 @@ CudaExecutor::CudaExecutor(Gpu& gpu, const PackedFile& file, const ModelFacts& f
       stream_(stream),
       observer_(observer),
       options_(options),
-      target_(gpu_.target()) {}
+      target_(gpu_.target()),
+      kv_mirror_(gpu_, {facts.shape.layers, facts.shape.kv_heads, facts.shape.head_dim}) {}
 
 absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
     std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,

@@ -16,6 +16,7 @@
 #include "engine/cuda/device_weights.h"
 #include "engine/cuda/gpu/gpu.h"
 #include "engine/cuda/gpu/gpu_clock.h"
+#include "engine/cuda/kv_mirror.h"
 #include "engine/model/executor.h"
 #include "engine/model/kernel_observer.h"
 #include "engine/weights/weight_stream.h"
@@ -70,6 +71,7 @@ class CudaExecutor final : public Executor {
   GpuClock* clock() { return clock_.get(); }  // null: nobody watches
   const ExecutorOptions& options() const { return options_; }
   AngleTable& angles() { return angles_; }
+  KvMirror& kv_mirror() { return kv_mirror_; }
   DensePath* dense() const { return dense_.get(); }  // null: everything is exact
 
  private:
@@ -90,6 +92,7 @@ class CudaExecutor final : public Executor {
   std::string target_;
   int32_t piece_rows_ = kExactPieceRows;
   std::unique_ptr<DeviceWeights> weights_;
+  KvMirror kv_mirror_;
   std::unique_ptr<DensePath> dense_;
 };
 

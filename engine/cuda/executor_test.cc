@@ -333,6 +333,59 @@ TEST_F(CudaExecutorTest, ForgetsMemoryOfAPassThatIsOver) {
   EXPECT_EQ(gpu->mapped(), before);
 }
 
+// Copies of KV in memory of the GPU give the bits of KV in place: while a context grows, after its
+// chunks were encoded and tokens copied by the host, with trees, and beside more contexts than
+// there was room for at first.
+TEST_F(CudaExecutorTest, CopiesOfKvGiveTheBitsOfKvInPlace) {
+  SynthShape shape = TinyShape();
+  shape.layers = 2;
+  ModelOptions options;
+  options.device = TestGpu();
+  const auto model =
+      OpenTiny(folder_, WriteTiny(folder_, shape, GgmlType::kQ8_0), std::move(options));
+  const std::vector<int32_t> tokens = SomeTokens(80, shape.vocab_size);
+  const auto run = [&](bool copied) {
+    std::vector<float> all;
+    ScratchKv kv(model->info(), 96);
+    const auto add = [&](std::span<const Row> rows) {
+      size_t wanted = 0;
+      for (const Row& row : rows) wanted += row.want_logits ? 1 : 0;
+      std::vector<float> logits(wanted * static_cast<size_t>(shape.vocab_size));
+      ContextView view = kv.View();
+      if (!copied) view.chunk_versions = {};
+      EXPECT_TRUE(model->Forward({.rows = rows, .contexts = {&view, 1}}, logits.data()).ok());
+      all.insert(all.end(), logits.begin(), logits.end());
+    };
+    add(PlainRows(std::span(tokens).first(33)));
+    for (int32_t i = 33; i < 50; ++i)
+      add(PlainRows(std::span(tokens).subspan(static_cast<size_t>(i), 1), i));
+    kv.Encode(0, KvFormat::kQ4);
+    kv.Encode(2, KvFormat::kQ4Q2);
+    add(PlainRows(std::span(tokens).subspan(50, 1), 50));
+    const std::vector<int32_t> ancestors = {60};
+    add(std::vector<Row>{{.token = tokens[51], .position = 51, .slot = 60, .want_logits = true},
+                         {.token = tokens[52],
+                          .position = 52,
+                          .slot = 75,
+                          .want_logits = true,
+                          .ancestor_slots = ancestors}});
+    kv.Copy(60, 51);
+    kv.Copy(75, 52);
+    add(PlainRows(std::span(tokens).subspan(53, 2), 53));
+    return all;
+  };
+  const std::vector<float> in_place = run(false);
+  EXPECT_EQ(run(true), in_place);
+  std::vector<ScratchKv> others;  // of more chunks than there is room for at first
+  constexpr int32_t kTokens = 512;
+  for (int i = 0; i < 10; ++i) {
+    const ScratchKv& kv = others.emplace_back(model->info(), kTokens);
+    RunRows(*model, kv, PlainRows(SomeTokens(1, shape.vocab_size), kTokens - 1));
+  }
+  EXPECT_EQ(run(true), in_place);
+  EXPECT_EQ(run(false), in_place);
+}
+
 // Attention of chunks as the CPU's.
 TEST_F(CudaExecutorTest, DensitiesAreThoseOfTheCpu) {
   const auto [cpu, gpu] = OpenBoth(WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0));

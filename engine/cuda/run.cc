@@ -76,6 +76,7 @@ void CudaRun::Abandon() {
 void CudaRun::UnmapContexts() {
   for (const KvMemory& memory : mapped_) gpu_.UnmapKv(memory);
   mapped_.clear();
+  executor_.kv_mirror().Unpin(&mirror_pins_);
 }
 
 bool CudaRun::Fail(absl::Status status) {

@@ -81,6 +81,7 @@ class CudaRun final : public ProgramRun {
   absl::Status ReserveBuffers();
   size_t PassDataBytes() const;
   void PutRows();
+  std::vector<std::vector<int32_t>> SeenChunks() const;
   absl::Status PutContexts();
   void PutTails();
   void PutTiles();
@@ -148,6 +149,7 @@ class CudaRun final : public ProgramRun {
   std::vector<bool> half_contexts_;  // [context]: it has blocks of 16 bits
   bool half_blocks_ = false;         // some context has
   std::vector<KvMemory> mapped_;     // of the contexts, until the program is over
+  KvMirror::Pins mirror_pins_;       // likewise
   std::vector<OpData> op_data_;
   std::vector<bool> normed_;  // [op]: the operation before it has done this norm
 
@@ -165,6 +167,8 @@ class CudaRun final : public ProgramRun {
   Tiles wanted_tiles_;  // of those that want logits
   const TailCopy* copies_ = nullptr;
   int copy_count_ = 0;
+  const KvCopy* kv_copies_ = nullptr;
+  int kv_copy_count_ = 0;
 
   PassStamps stamps_;
   PassData pass_data_;

@@ -47,7 +47,11 @@ absl::Status CudaRun::Prepare() {
   PutTiles();
   PutOps();
   WITHY_RETURN_IF_ERROR(PutContexts());
-  return pass_data_.Send();
+  WITHY_RETURN_IF_ERROR(pass_data_.Send());
+  if (kv_copy_count_ > 0) {
+    kernels_.copy_kv(gpu_.queue(), {.copies = kv_copies_, .count = kv_copy_count_});
+  }
+  return absl::OkStatus();
 }
 
 // An upper bound.
@@ -69,7 +73,8 @@ size_t CudaRun::PassDataBytes() const {
                  2 * PassData::Room<Product>(program_->runs.size()) +
                  4 * PassData::Room<LowRankRun>(ops * executor_.facts().levels.size());
   for (const ContextView& context : batch_.contexts) {
-    bytes += PassData::Room<KvBlockName>(context.blocks.size());
+    bytes += 2 * PassData::Room<KvBlockName>(context.blocks.size()) +
+             PassData::Room<KvCopy>(context.blocks.size());
   }
   return bytes;
 }
@@ -121,16 +126,61 @@ void CudaRun::PutRows() {
   logit_rows_ = pass_data_.Put(logit_rows);
 }
 
+// By context, chunks that rows see or write, ascending.
+std::vector<std::vector<int32_t>> CudaRun::SeenChunks() const {
+  std::vector<std::vector<int32_t>> chunks(batch_.contexts.size());
+  std::vector<int32_t> positions(batch_.contexts.size(), -1);  // of the row that sees most
+  for (const PlannedRow& planned : plan_->rows()) {
+    const engine::Row& row = *planned.row;
+    const auto context = static_cast<size_t>(row.context);
+    positions[context] = std::max(positions[context], row.position);
+    chunks[context].push_back(row.slot / kChunkTokens);
+    for (const int32_t slot : row.ancestor_slots) chunks[context].push_back(slot / kChunkTokens);
+  }
+  for (size_t context = 0; context < chunks.size(); ++context) {
+    std::vector<int32_t>& seen = chunks[context];
+    for (int32_t chunk = 0; chunk * kChunkTokens <= positions[context]; ++chunk) {
+      seen.push_back(chunk);
+    }
+    const auto exists =
+        static_cast<int32_t>(batch_.contexts[context].blocks.size()) / shape().layers;
+    std::erase_if(seen, [exists](int32_t chunk) { return chunk >= exists; });
+    std::ranges::sort(seen);
+    const auto same = std::ranges::unique(seen);
+    seen.erase(same.begin(), same.end());
+  }
+  return chunks;
+}
+
 // Last, because the lists grow with the contexts.
 absl::Status CudaRun::PutContexts() {
+  KvMirror& mirror = executor_.kv_mirror();
+  const std::vector<std::vector<int32_t>> seen = SeenChunks();
+  size_t mirrored = 0;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (mirror.Takes(batch_.contexts[i])) mirrored += seen[i].size();
+  }
+  WITHY_RETURN_IF_ERROR(mirror.Reserve(mirrored));
   std::vector<Context> contexts;
-  for (const ContextView& view : batch_.contexts) {
+  std::vector<KvCopy> copies;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const ContextView& view = batch_.contexts[i];
     Context& context = contexts.emplace_back();
     WITHY_ASSIGN_OR_RETURN(context.memory, gpu_.MapKv(view.memory));
     mapped_.push_back(view.memory);
     context.blocks = pass_data_.Put(view.blocks);
+    if (!mirror.Takes(view)) {
+      mirror.Forget(view);
+      continue;
+    }
+    const auto names = mirror.Place(view, seen[i], context.memory, &mirror_pins_, &copies);
+    if (names.empty()) continue;
+    context.host_blocks = std::exchange(context.blocks, pass_data_.Put(names));
+    context.host_memory = std::exchange(context.memory, mirror.memory());
   }
   pass_data_.Fill(contexts_, contexts);
+  kv_copies_ = pass_data_.Put(copies);
+  kv_copy_count_ = static_cast<int>(copies.size());
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 // ContextView in model/model.h lists a context's blocks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,6 +25,12 @@ struct KvBlockName {
   }
   friend bool operator==(const KvBlockName&, const KvBlockName&) = default;
 };
+
+// A number that this process has not given before.
+inline uint64_t NewKvNumber() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
 
 // A view of memory that holds blocks: 64-byte aligned, at most 256 GiB.
 struct KvMemory {

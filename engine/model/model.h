@@ -76,6 +76,10 @@ struct ContextView {
   // Optional: number of leading layers whose blocks are in place; another thread counts it up while
   // KV is read from disk. A pass pauses before it touches a later layer's blocks.
   const std::atomic<int32_t>* layers_ready = nullptr;
+  // Optional, [chunks]: a number of NewKvNumber() that is new whenever anybody but a pass of this
+  // model wrote a chunk's blocks, so that an executor may keep copies of them. Chunks that are
+  // still being read count as written, too.
+  std::span<const uint64_t> chunk_versions = {};
 };
 
 // Rows of one context that see each other must come in ascending position order. The memory behind

@@ -22,7 +22,8 @@ ScratchKv::ScratchKv(ScratchKv&& other) noexcept
     : kv_(other.kv_),
       format_(other.format_),
       memory_(std::exchange(other.memory_, {})),
-      blocks_(std::move(other.blocks_)) {}
+      blocks_(std::move(other.blocks_)),
+      versions_(std::move(other.versions_)) {}
 
 ScratchKv::~ScratchKv() {
   if (memory_.base != nullptr) munmap(memory_.base, memory_.bytes);
@@ -39,12 +40,17 @@ void ScratchKv::Extend(int32_t tokens) {
           : mremap(memory_.base, memory_.bytes, bytes, MREMAP_MAYMOVE);
   if (base == MAP_FAILED) throw std::bad_alloc();
   std::byte* const fresh = static_cast<std::byte*>(base) + blocks_.size() * kv_.block_bytes;
-  memory_ = {static_cast<std::byte*>(base), bytes};
+  memory_ = {static_cast<std::byte*>(base), bytes, NewKvNumber()};
   // Touches the pages now, so that passes take no page faults.
   std::memset(fresh, 0, static_cast<size_t>(memory_.base + bytes - fresh));
   while (blocks_.size() < count) {
     blocks_.push_back(KvBlockName::AtOffset(blocks_.size() * kv_.block_bytes, format_));
   }
+  while (versions_.size() < chunks) versions_.push_back(NewKvNumber());
+}
+
+void ScratchKv::Touch() {
+  for (uint64_t& version : versions_) version = NewKvNumber();
 }
 
 void ScratchKv::Copy(int32_t from, int32_t to) {
@@ -57,6 +63,7 @@ void ScratchKv::Copy(int32_t from, int32_t to) {
     CopyToken(geometry(), block(from, layer), from % kv_.chunk_tokens, block(to, layer),
               to % kv_.chunk_tokens);
   }
+  versions_[static_cast<size_t>(to / kv_.chunk_tokens)] = NewKvNumber();
 }
 
 void ScratchKv::Encode(int32_t chunk, KvFormat to) {
@@ -70,6 +77,7 @@ void ScratchKv::Encode(int32_t chunk, KvFormat to) {
               block + sizeof(KvBlockHeader));
     name.format = to;
   }
+  versions_[static_cast<size_t>(chunk)] = NewKvNumber();
 }
 
 absl::Status Prefill(Model& model, const ScratchKv& kv, std::span<const int32_t> tokens,

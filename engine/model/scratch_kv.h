@@ -33,9 +33,14 @@ class ScratchKv {
   void Encode(int32_t chunk, KvFormat to);
   // Copies a token's K and V of all layers to another slot.
   void Copy(int32_t from, int32_t to);
+  // Somebody wrote blocks through a view.
+  void Touch();
   // `committed_tokens` slots are read-only for Forward.
   ContextView View(int32_t committed_tokens = 0) const {
-    return {.memory = memory_, .blocks = blocks_, .committed_tokens = committed_tokens};
+    return {.memory = memory_,
+            .blocks = blocks_,
+            .committed_tokens = committed_tokens,
+            .chunk_versions = versions_};
   }
 
  private:
@@ -45,6 +50,7 @@ class ScratchKv {
   KvFormat format_;
   KvMemory memory_;  // an owned anonymous mapping
   std::vector<KvBlockName> blocks_;
+  std::vector<uint64_t> versions_;  // [chunk], ContextView::chunk_versions
 };
 
 // Computes `tokens` at positions first, first + 1, ... of the context. Writes the last one's logits

@@ -249,6 +249,7 @@ void Calibrator::CopyFirstContext(size_t to, int32_t depth) {
     std::memcpy(target.memory.At(target.blocks[i]), source.memory.At(source.blocks[i]),
                 kv.block_bytes);
   }
+  contexts_[to]->Touch();
   filled_[to] = depth;
 }
 

@@ -131,6 +131,7 @@ class Probe {
       std::memcpy(view.memory.At(view.blocks[i]), view.memory.At(view.blocks[i % whole]),
                   kv.block_bytes);
     }
+    kv_[0].Touch();
   }
 
   absl::StatusOr<double> Fastest(const std::vector<Row>& rows, int32_t contexts) {

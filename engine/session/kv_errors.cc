@@ -94,6 +94,7 @@ class ErrorMeter {
       for (size_t i = 0; i < static_cast<size_t>(chunks * kv.layers); ++i) {
         std::memcpy(to.memory.At(to.blocks[i]), from.memory.At(from.blocks[i]), kv.block_bytes);
       }
+      contexts_[c].Touch();
       for (int32_t chunk = kKeptChunks; chunk < chunks - kKeptChunks; ++chunk) {
         contexts_[c].Encode(chunk, kMeasured[c - 1]);
       }

@@ -212,6 +212,7 @@ void ContextKv::Truncate(int32_t chunk) {
   if (chunks >= density_.size()) return;
   blocks_.resize(chunks * static_cast<size_t>(geometry_.layers));
   density_.resize(chunks);
+  versions_.resize(chunks);
   slots_ = chunk * engine::kChunkTokens;
   reused_.resize(std::min(reused_.size(), chunks));
   reused_tokens_ = std::min(reused_tokens_, slots_);
@@ -237,6 +238,7 @@ absl::Status ContextKv::TakeOver(std::span<const ChunkSlot> chunks) {
     for (int layer = 0; layer < geometry_.layers; ++layer) {
       blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
     }
+    versions_[static_cast<size_t>(chunk)] = engine::NewKvNumber();
   }
   FindFirstLoading();
   return absl::OkStatus();
@@ -256,6 +258,7 @@ void ContextKv::PushChunk(engine::KvSlot slot) {
     blocks_.push_back(slot.Block(geometry_, layer));
   }
   density_.push_back(0);
+  versions_.push_back(engine::NewKvNumber());
   slots_ += engine::kChunkTokens;
 }
 
@@ -271,6 +274,7 @@ void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
                       BlockOf(to_slot / engine::kChunkTokens, layer),
                       to_slot % engine::kChunkTokens);
   }
+  versions_[static_cast<size_t>(to_slot / engine::kChunkTokens)] = engine::NewKvNumber();
 }
 
 std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {

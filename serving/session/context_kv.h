@@ -91,7 +91,8 @@ class ContextKv {
     return {.memory = arena_->memory(),
             .blocks = blocks_,
             .committed_tokens = SkipPresent(0),
-            .density = density_};
+            .density = density_,
+            .chunk_versions = versions_};
   }
   // Adds the attention that a row outside View().density gave to chunks, [chunks at most].
   void AddDensity(std::span<const float> row) {
@@ -134,6 +135,7 @@ class ContextKv {
   const std::shared_ptr<const Arena> arena_;  // shared: a step may use it after a detach
   std::vector<engine::KvBlockName> blocks_;   // [chunk * layers + layer]
   std::vector<float> density_;                // by chunk, as ContextView::density
+  std::vector<uint64_t> versions_;            // by chunk, as ContextView::chunk_versions
   int32_t slots_ = 0;
   int32_t reused_tokens_ = 0;
   int32_t first_loading_ = 0;

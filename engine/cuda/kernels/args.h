@@ -194,6 +194,19 @@ struct Row {
 struct Context {
   const KvBlockName* blocks = nullptr;  // [chunk * layers + layer]
   uint8_t* memory = nullptr;
+  // Where K and V are written, too; null: nowhere.
+  const KvBlockName* host_blocks = nullptr;
+  uint8_t* host_memory = nullptr;
+};
+// A block that is copied: addresses aligned to 64 bytes, a multiple of 64 bytes.
+struct KvCopy {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  int64_t bytes = 0;
+};
+struct KvCopyArgs {
+  const KvCopy* copies = nullptr;
+  int count = 0;
 };
 // Places of the parts of head 0 in a block (kv/block.h), and bytes of a head.
 struct KvPlaces {

@@ -74,6 +74,10 @@ inline void Gather(LaunchSink& to, const GatherArgs& args) {
   Launch("gather", GatherKernel, {args.shape.kv_heads, args.count, 1}, 64, 0, to, args, kEarly);
 }
 
+inline void CopyKv(LaunchSink& to, const KvCopyArgs& args) {
+  Launch("copy_kv", CopyKvKernel, {args.count, 1, 1}, kThreads, 0, to, args);
+}
+
 inline void Keep(LaunchSink& to, const KeepArgs& args) {
   Launch("keep", KeepKernel, {(args.width + kThreads - 1) / kThreads, 1, 1}, kThreads, 0, to, args,
          kEarly);
@@ -136,8 +140,9 @@ inline void DenseFinish(LaunchSink& to, const DenseArgs& args) {
          kThreads, 0, to, args);
 }
 
-inline constexpr Kernels kKernels = {
-    Repack,      Embed, Norm,  Products,   StoreKv,    Gather,       Keep,        Attend,
-    AttendTiles, Merge, Stamp, FillMemory, ReadMemory, DenseWeights, DenseInputs, DenseFinish};
+inline constexpr Kernels kKernels = {Repack,      Embed,      Norm,       Products,   StoreKv,
+                                     Gather,      CopyKv,     Keep,       Attend,     AttendTiles,
+                                     Merge,       Stamp,      FillMemory, ReadMemory, DenseWeights,
+                                     DenseInputs, DenseFinish};
 
 }  // namespace withy::engine::WITHY_GPU

@@ -19,6 +19,7 @@ struct Kernels {
   void (*products)(LaunchSink& to, const ProductArgs& args, ProductPath path, bool fused);
   void (*store_kv)(LaunchSink& to, const StoreKvArgs& args);
   void (*gather)(LaunchSink& to, const GatherArgs& args);
+  void (*copy_kv)(LaunchSink& to, const KvCopyArgs& args);
   void (*keep)(LaunchSink& to, const KeepArgs& args);
   // `attend` takes tiles of one row, with blocks of any format; `attend_tiles` tiles without blocks
   // of kF16. Bits do not depend on which.

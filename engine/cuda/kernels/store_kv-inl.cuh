@@ -95,8 +95,27 @@ WITHY_DEVICE uint8_t* BlockAt(const Context& context, int layers, int layer, int
   return context.memory + uint64_t{name->units} * KvBlockName::kUnitBytes;
 }
 
+// The same block in the host's memory; null: it is the same.
+WITHY_DEVICE uint8_t* HostBlockAt(const Context& context, int layers, int layer, int slot) {
+  if (context.host_memory == nullptr) return nullptr;
+  const KvBlockName* name = context.host_blocks + int64_t{slot / kChunkTokens} * layers + layer;
+  return context.host_memory + uint64_t{name->units} * KvBlockName::kUnitBytes;
+}
+
+// A head's part of a block, in both places; `second` may be null.
+struct HeadPlaces {
+  uint8_t* first = nullptr;
+  uint8_t* second = nullptr;
+};
+
+template <typename T>
+WITHY_DEVICE void StoreBoth(const HeadPlaces& to, int64_t offset, T v) {
+  Store(reinterpret_cast<T*>(to.first + offset), v);
+  if (to.second != nullptr) Store(reinterpret_cast<T*>(to.second + offset), v);
+}
+
 WITHY_DEVICE void WriteKey(const KvPlaces& at, KvFormat format, int head_dim, int slot,
-                           const Head& head, uint8_t* block) {
+                           const Head& head, const HeadPlaces& to) {
   const int lane = ThreadX() % 32;
   const float max = MaxAbs(head);
   const float inverse = max > 1e-30f ? Divide(127.0f, max) : 0.0f;
@@ -105,20 +124,19 @@ WITHY_DEVICE void WriteKey(const KvPlaces& at, KvFormat format, int head_dim, in
     const int d = j * 32 + lane;
     if (d >= head_dim) continue;
     if (format == KvFormat::kF16) {
-      Store(reinterpret_cast<uint16_t*>(block + at.k) + d * kChunkTokens + slot,
-            FloatHalf(head.v[j]));
+      StoreBoth(to, at.k + 2 * (d * kChunkTokens + slot), FloatHalf(head.v[j]));
     } else {
       const int32_t q = QuantOf(head.v[j], inverse);
-      Store(block + at.k + d / 4 * 64 + slot * 4 + d % 4, static_cast<uint8_t>(q + 128));
+      StoreBoth(to, at.k + d / 4 * 64 + slot * 4 + d % 4, static_cast<uint8_t>(q + 128));
     }
   }
   if (lane == 0 && format != KvFormat::kF16) {
-    Store(reinterpret_cast<float*>(block + at.k_scale) + slot, Divide(max, 127.0f));
+    StoreBoth(to, at.k_scale + 4 * slot, Divide(max, 127.0f));
   }
 }
 
 WITHY_DEVICE void WriteValue(const KvPlaces& at, KvFormat format, int head_dim, int slot,
-                             const Head& head, uint8_t* block) {
+                             const Head& head, const HeadPlaces& to) {
   const int lane = ThreadX() % 32;
   const float max = MaxAbs(head);
   const float inverse = max > 1e-30f ? Divide(127.0f, max) : 0.0f;
@@ -127,15 +145,15 @@ WITHY_DEVICE void WriteValue(const KvPlaces& at, KvFormat format, int head_dim, 
     const int d = j * 32 + lane;
     if (d >= head_dim) continue;
     if (format == KvFormat::kF16) {
-      Store(reinterpret_cast<uint16_t*>(block + at.v) + slot * head_dim + d, FloatHalf(head.v[j]));
+      StoreBoth(to, at.v + 2 * (slot * head_dim + d), FloatHalf(head.v[j]));
     } else {
       const int32_t q = QuantOf(head.v[j], inverse);
-      Store(block + at.v + slot / 4 * head_dim * 4 + d * 4 + slot % 4,
-            static_cast<uint8_t>(static_cast<int8_t>(q)));
+      StoreBoth(to, at.v + slot / 4 * head_dim * 4 + d * 4 + slot % 4,
+                static_cast<uint8_t>(static_cast<int8_t>(q)));
     }
   }
   if (lane == 0 && format != KvFormat::kF16) {
-    Store(reinterpret_cast<float*>(block + at.v_scale) + slot, Divide(max, 127.0f));
+    StoreBoth(to, at.v_scale + 4 * slot, Divide(max, 127.0f));
   }
 }
 
@@ -238,16 +256,27 @@ WITHY_GLOBAL void WITHY_THREADS(kHeadWarps * 32) StoreKvKernel(StoreKvArgs args)
   RotateHead(s.head_dim, s.rotation, &head);
   const Row& of_row = args.row[row];
   KvFormat format = KvFormat::kQ8;
-  uint8_t* block =
-      BlockAt(args.contexts[of_row.context], s.layers, args.layer, of_row.slot, &format);
+  const Context& context = args.contexts[of_row.context];
+  HeadPlaces to = {.first = BlockAt(context, s.layers, args.layer, of_row.slot, &format),
+                   .second = HostBlockAt(context, s.layers, args.layer, of_row.slot)};
   const KvPlaces& at = args.places[static_cast<int>(format)];
-  block += h * at.head_bytes;
+  to.first += h * at.head_bytes;
+  if (to.second != nullptr) to.second += h * at.head_bytes;
   const int slot = of_row.slot % kChunkTokens;
   if (is_key) {
-    WriteKey(at, format, s.head_dim, slot, head, block);
+    WriteKey(at, format, s.head_dim, slot, head, to);
   } else {
-    WriteValue(at, format, s.head_dim, slot, head, block);
+    WriteValue(at, format, s.head_dim, slot, head, to);
   }
+}
+
+// Copies blocks from the host's memory to the GPU's; grid [copies].
+WITHY_GLOBAL void WITHY_THREADS(kThreads) CopyKvKernel(KvCopyArgs args) {
+  const KvCopy& copy = args.copies[BlockX()];
+  const auto* const from = reinterpret_cast<const Words4*>(copy.from);
+  auto* const to = reinterpret_cast<Words4*>(copy.to);
+  const int64_t words = copy.bytes / static_cast<int64_t>(sizeof(Words4));
+  for (int64_t i = ThreadX(); i < words; i += kThreads) Store(to + i, Load(from + i));
 }
 
 // Copies tokens that tree rows see to scratch blocks, both of kQ8; grid [KV heads, copies].
