@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "rpc/status.h"
@@ -21,7 +22,7 @@ namespace {
 
 // How long an answer waits for an app that takes nothing of it, which holds one of the places of
 // running calls meanwhile.
-constexpr absl::Duration kReaderPatience = absl::Seconds(30);
+constexpr absl::Duration kReaderPatience = absl::Nanoseconds(kStalledReaderNs);
 
 // Scoring a text takes seconds to minutes.
 constexpr int64_t kScoreRetryMs = 2000;

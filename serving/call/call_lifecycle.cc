@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "policy/call/start_order.h"
 
 namespace withy::serving {
 namespace {
 
-// A reader that takes nothing for this long has gone.
-constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
 // KV of which nothing arrives for this long is computed instead.
