@@ -13,6 +13,7 @@
 #include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "policy/constants.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/llm_service.grpc.pb.h"
@@ -23,9 +24,6 @@ namespace {
 // How long an answer waits for an app that takes nothing of it, which holds one of the places of
 // running calls meanwhile.
 constexpr absl::Duration kReaderPatience = absl::Nanoseconds(kStalledReaderNs);
-
-// Scoring a text takes seconds to minutes.
-constexpr int64_t kScoreRetryMs = 2000;
 
 using grpc::ByteBuffer;
 using grpc::CallbackServerContext;
@@ -325,7 +323,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
   const absl::Status full = rpc::WithRetryAfter(
       absl::ResourceExhaustedError(
           "another text is being scored: retry when it is done; one is scored at a time"),
-      kScoreRetryMs);
+      policy::kScoreRetryMs);
   if (scoring_.exchange(true)) {
     queue->Close(full);
     return queue->reactor();
