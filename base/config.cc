@@ -16,6 +16,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
+#include "base/contract_limits.h"
 #include "base/environment.h"
 #include "base/listen_address.h"
 #include "base/status.h"
@@ -192,19 +193,21 @@ absl::Status CheckSampling(const Filler& filler, const std::string& section,
     bool set;
     double value, low, high;
     bool low_allowed, high_allowed;
-    const char* range;
+    std::string range;
   };
   const Field fields[] = {
-      {"temperature", sampling.has_temperature(), sampling.temperature(), 0, 10, true, true,
-       "from 0 (greedy) to 10"},
+      {"temperature", sampling.has_temperature(), sampling.temperature(), 0, kMaxTemperature, true,
+       true, absl::StrCat("from 0 (greedy) to ", kMaxTemperature)},
       {"top_p", sampling.has_top_p(), sampling.top_p(), 0, 1, false, true,
        "above 0 and at most 1 (off)"},
       {"min_p", sampling.has_min_p(), sampling.min_p(), 0, 1, true, false,
        "from 0 (off) to below 1"},
       {"repetition_penalty", sampling.has_repetition_penalty(), sampling.repetition_penalty(), 0,
-       10, false, true, "above 0 and at most 10 (1 is off)"},
+       kMaxRepetitionPenalty, false, true,
+       absl::StrCat("above 0 and at most ", kMaxRepetitionPenalty, " (1 is off)")},
       {"repetition_window", sampling.has_repetition_window(),
-       static_cast<double>(sampling.repetition_window()), 0, 65536, true, true, "from 0 to 65536"}};
+       static_cast<double>(sampling.repetition_window()), 0, kMaxRepetitionWindow, true, true,
+       absl::StrCat("from 0 to ", kMaxRepetitionWindow)}};
   for (const Field& field : fields) {
     const bool low = field.low_allowed ? field.value >= field.low : field.value > field.low;
     const bool high = field.high_allowed ? field.value <= field.high : field.value < field.high;

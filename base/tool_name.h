@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <string_view>
 
-namespace withy {
+#include "base/contract_limits.h"
 
-inline constexpr size_t kMaxToolNameBytes = 128;
+namespace withy {
 
 // 1 to kMaxToolNameBytes of letters, digits, '_', '-', '.', ':' and '/'.
 inline bool IsToolName(std::string_view name) {

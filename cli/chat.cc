@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "cli/client.h"

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/contract_limits.h"
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/flags.h"

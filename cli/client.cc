@@ -316,6 +316,15 @@ absl::StatusOr<v1::GetPhasesResponse> Client::GetPhases(const v1::GetPhasesReque
   return response;
 }
 
+absl::StatusOr<v1::GetSpansResponse> Client::GetSpans(const v1::GetSpansRequest& request) {
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kUnaryDeadline.timeout);
+  v1::GetSpansResponse response;
+  const grpc::Status status = impl_->profiler_stub->GetSpans(&context, request, &response);
+  if (!status.ok()) return impl_->Explain(status, context, impl_->profiler, kUnaryDeadline);
+  return response;
+}
+
 absl::Status Client::CaptureTimeline(
     const v1::CaptureTimelineRequest& request,
     const std::function<bool(const v1::CaptureTimelineResponse&)>& take) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "cli/utf8.h"

@@ -13,9 +13,6 @@
 
 namespace withy::cli {
 
-// Longest prompt the service accepts; more is not read.
-inline constexpr size_t kMaxPromptBytes = size_t{1} << 20;
-
 // --message, --raw, --file, --system, and ToolFlags
 std::vector<Flag> PromptFlags();
 // --tools, --template-arguments

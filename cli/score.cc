@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "cli/client.h"
@@ -28,8 +29,6 @@ namespace withy::cli {
 namespace {
 
 constexpr absl::Duration kScoreTimeout = absl::Hours(6);
-// The longest text that the service takes (llm_service.proto).
-constexpr size_t kMaxScoredBytes = size_t{3} << 20;
 constexpr int32_t kDefaultScoreWindow = 1024;
 
 absl::StatusOr<std::string> ReadText(const std::string& path, bool local) {
@@ -42,10 +41,10 @@ absl::StatusOr<std::string> ReadText(const std::string& path, bool local) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is empty: give a text, best of some thousand words"));
   }
-  if (!local && text.size() > kMaxScoredBytes) {
+  if (!local && text.size() > kMaxScoreBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " has ", text.size(), " bytes, and the service takes at most ",
-                     kMaxScoredBytes, ": give a part of it, or score it here with --model"));
+                     kMaxScoreBytes, ": give a part of it, or score it here with --model"));
   }
   WITHY_RETURN_IF_ERROR(CheckUtf8(path, text));
   return text;

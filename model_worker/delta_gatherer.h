@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/delta_interval.h"
+#include "base/contract_limits.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::model_worker {

@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "policy/constants.h"
 #include "policy/draft/draft_confidence.h"
 #include "rpc/channel.h"
 #include "wire/answer_defaults.h"
@@ -16,29 +17,19 @@
 namespace withy::model_worker {
 namespace {
 
-// How long a draft may keep the target waiting.
-constexpr double kLeastPatienceMs = 5;
-constexpr double kMostPatienceMs = 2000;
-// How long draft_worker is left alone that is away, and one that refuses to draft.
-constexpr int64_t kAwayNs = 200 * kNanosPerMilli;
-constexpr int64_t kRefusedNs = 10 * kNanosPerSecond;
-constexpr double kPassWeight = 0.2;
 // A step that waits longer for its weights has other troubles.
 constexpr absl::Duration kLongestGrowth = absl::Seconds(10);
 // A growth whose step has ended is not computing; this is the way back.
 constexpr absl::Duration kGrowthPatience = absl::Milliseconds(5);
-// A token of many whose KV is computed together, as a share of a pass, until that is measured.
-constexpr double kGuessedTokenShare = 0.15;
-// Fewer tells what the pass costs rather than the token.
-constexpr uint32_t kTellingTokens = 8;
 
 absl::Duration Patience(double ms) {
-  return absl::Milliseconds(ms > 0 ? std::clamp(ms, kLeastPatienceMs, kMostPatienceMs)
-                                   : kMostPatienceMs);
+  return absl::Milliseconds(
+      ms > 0 ? std::clamp(ms, policy::kLeastDraftPatienceMs, policy::kMostDraftPatienceMs)
+             : policy::kMostDraftPatienceMs);
 }
 
 void Learn(double seen, double* known) {
-  *known += (*known > 0 ? kPassWeight : 1) * (seen - *known);
+  *known += (*known > 0 ? policy::kDraftPassWeight : 1) * (seen - *known);
 }
 
 }  // namespace
@@ -86,7 +77,7 @@ double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) c
   const Known known = found == calls_.end() ? Known{} : found->second;
   // The last token is computed by the first pass.
   if (tokens <= known.tokens + size_t{1}) return 0;
-  const double token_ms = token_ms_ > 0 ? token_ms_ : kGuessedTokenShare * pass_ms;
+  const double token_ms = token_ms_ > 0 ? token_ms_ : policy::kGuessedDraftTokenShare * pass_ms;
   return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 
@@ -140,7 +131,7 @@ void DraftClient::OnDrafted(double ms, uint32_t passes, uint32_t tokens, double 
 }
 
 void DraftClient::LearnCatchUp(uint32_t tokens, double ms) {
-  if (tokens >= kTellingTokens) Learn(ms / tokens, &token_ms_);
+  if (tokens >= policy::kTellingDraftTokens) Learn(ms / tokens, &token_ms_);
 }
 
 bool DraftClient::Take(const v1::CallDraft& response, serving::DraftJob* job) {
@@ -193,7 +184,7 @@ void DraftClient::EndGrowing() {
     const grpc::StatusCode code = growth->status.error_code();
     if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
     const bool away = code == grpc::StatusCode::UNAVAILABLE;
-    grow_retry_ns_ = clock_.SteadyNanos() + (away ? kAwayNs : kRefusedNs);
+    grow_retry_ns_ = clock_.SteadyNanos() + (away ? policy::kDraftAwayNs : policy::kDraftRefusedNs);
     return;
   }
   LearnCatchUp(growth->response.caught_up_tokens(), growth->response.catch_up_ms());
@@ -212,7 +203,7 @@ void DraftClient::OnFailure(const grpc::Status& status) {
   const grpc::StatusCode code = status.error_code();
   if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
   const bool away = code == grpc::StatusCode::UNAVAILABLE;
-  retry_ns_ = clock_.SteadyNanos() + (away ? kAwayNs : kRefusedNs);
+  retry_ns_ = clock_.SteadyNanos() + (away ? policy::kDraftAwayNs : policy::kDraftRefusedNs);
   if (away) calls_.clear();
   if (!away && !std::exchange(refused_, true)) {
     spdlog::info("no drafts from draft_worker: {}", status.error_message());

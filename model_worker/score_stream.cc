@@ -6,17 +6,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "engine/session/scored_text.h"
+#include "policy/constants.h"
 #include "rpc/status.h"
 #include "wire/score.h"
 
 namespace withy::model_worker {
 namespace {
-
-constexpr uint32_t kMostAlternatives = 20;
-// Scoring a text takes seconds to minutes.
-constexpr int64_t kScoreRetryMs = 2000;
 
 absl::StatusOr<engine::ScoreContestant> ContestantFromWire(const std::string& field,
                                                            const v1::ScoreSetting& setting,
@@ -42,9 +40,9 @@ absl::StatusOr<std::unique_ptr<engine::TextScorer>> ScorerFromWire(
   if (request.text().empty()) {
     return absl::InvalidArgumentError("text is empty: give the text that is to be scored");
   }
-  if (request.logprobs() > kMostAlternatives) {
+  if (request.logprobs() > kMaxTopLogprobs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("logprobs is ", request.logprobs(), ": at most ", kMostAlternatives));
+        absl::StrCat("logprobs is ", request.logprobs(), ": at most ", kMaxTopLogprobs));
   }
   if (request.window_tokens() > 0 && HasPrompt(request)) {
     return absl::InvalidArgumentError(
@@ -118,7 +116,7 @@ void ScoreStream::Finished(const std::vector<engine::TextScore>& scores) {
 void ScoreStream::Failed(const absl::Status& status) {
   place_->Leave();
   const bool retry = absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
-  queue_->Close(retry ? rpc::WithRetryAfter(status, kScoreRetryMs) : status);
+  queue_->Close(retry ? rpc::WithRetryAfter(status, policy::kScoreRetryMs) : status);
 }
 
 }  // namespace withy::model_worker

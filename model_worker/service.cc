@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "model_worker/delta_gatherer.h"
 #include "model_worker/score_stream.h"
+#include "policy/constants.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
@@ -29,15 +30,13 @@ namespace {
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
 
 constexpr size_t kTokenizeQueue = 256;
-constexpr int64_t kMinRetryMs = 20;
 
 // Adds retry advice to the statuses after which a retry may succeed.
 absl::Status WithHint(const absl::Status& status) {
   const bool retry =
       absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsResourceExhausted(status);
   if (!retry || rpc::RetryAfterMs(status).has_value()) return status;
-  constexpr int64_t kRetryMs = 200;
-  return rpc::WithRetryAfter(status, kRetryMs);
+  return rpc::WithRetryAfter(status, policy::kWorkerRetryMs);
 }
 
 // A call's stream, as the scheduler sees it. Shared by scheduler and RPC: either may end first.
@@ -159,8 +158,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
                                   : rpc::ToGrpc(CountTokens(*request, cancelled, response)));
     });
     if (!posted) {
-      reactor->Finish(rpc::ToGrpc(rpc::WithRetryAfter(
-          absl::ResourceExhaustedError("too many prompts wait to be counted"), kMinRetryMs)));
+      reactor->Finish(rpc::ToGrpc(
+          rpc::WithRetryAfter(absl::ResourceExhaustedError("too many prompts wait to be counted"),
+                              policy::kLeastWorkerRetryMs)));
     }
     return reactor;
   }
@@ -262,7 +262,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     const serving::SchedulerLoad load = parts_.scheduler.load();
     const double us =
         static_cast<double>(load.pending_prefill_tokens) * parts_.cost.step.prefill_us_per_token;
-    return std::max(kMinRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
+    return std::max(policy::kLeastWorkerRetryMs, static_cast<int64_t>(std::ceil(us / 1e3)));
   }
 
   // Counts tokens as a call's session would: with the context's record before the prompt.

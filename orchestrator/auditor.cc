@@ -7,11 +7,6 @@
 #include "policy/constants.h"
 
 namespace withy::orchestrator {
-namespace {
-
-constexpr uint32_t kMoreTokens = 16;  // than such an answer: beyond them it is another one
-
-}  // namespace
 
 Auditor::Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& recorder)
     : audits_(recorder.counter(
@@ -20,7 +15,8 @@ Auditor::Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& re
       idle_(backends, clock, [this] { return AuditNext(); }) {}
 
 void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint32_t> levels) {
-  if (!run.context_id().empty() || levels.size() < 2 || tokens > kLongestTokens) return;
+  if (!run.context_id().empty() || levels.size() < 2 || tokens > policy::kLongestAuditTokens)
+    return;
   absl::MutexLock lock(&mutex_);
   if (std::exchange(worker_instance_, run.worker_instance()) != run.worker_instance()) {
     apps_.clear();
@@ -38,7 +34,7 @@ void Auditor::Offer(const v1::RunRequest& run, uint32_t tokens, std::vector<uint
   app.waiting = std::make_unique<Sample>(Sample{.run = run, .levels = std::move(levels)});
   v1::RunRequest& sample = app.waiting->run;
   const uint32_t asked = run.limits().max_tokens();  // 0 = as long as it gets
-  constexpr uint32_t kMost = kLongestTokens + kMoreTokens;
+  constexpr uint32_t kMost = policy::kLongestAuditTokens + policy::kMoreAuditTokens;
   sample.mutable_limits()->set_max_tokens(asked == 0 ? kMost : std::min(asked, kMost));
   // Drawn tokens would differ where the levels agree.
   sample.mutable_sampling()->Clear();

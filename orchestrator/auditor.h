@@ -26,7 +26,6 @@ namespace withy::orchestrator {
 class Auditor {
  public:
   static constexpr size_t kApps = 64;  // that are remembered, those that called last
-  static constexpr uint32_t kLongestTokens = 48;
 
   Auditor(Backends& backends, const Clock& clock, telemetry::Recorder& recorder);
 

@@ -8,6 +8,7 @@
 #include "orchestrator/call/prepare.h"
 #include "orchestrator/call/validate.h"
 #include "policy/board/latency_model.h"
+#include "policy/constants.h"
 #include "wire/cost_model.h"
 #include "wire/decision.h"
 
@@ -79,18 +80,12 @@ void Gateway::Leave(uint64_t id, const absl::Status& status) {
 }
 
 int64_t Gateway::RetryAfterMs() const {
-  // A slot comes free about every (length of an answer) / (calls at once); without measurements, a
-  // second.
   const WorkerInfo worker = workers_.Last(Lane::kTarget);
-  if (worker == nullptr) return 1000;
-  policy::Load load;
-  load.slots = std::max(calls_.counts().running, 1u);
-  load.running.assign(load.slots, policy::OtherCall{0, 1u << 20});
+  if (worker == nullptr) return static_cast<int64_t>(policy::kRetryUnknownMs);
   const policy::CostParameters cost =
       policy::AtSlowdown(wire::CostFromWire(worker->cost()), workers_.Slowdown(Lane::kTarget));
-  const policy::Prediction next =
-      policy::Predict(cost, workers_.Live(Lane::kTarget), policy::CallShape{}, load);
-  return static_cast<int64_t>(std::clamp(next.wait_ms, 50.0, 30'000.0));
+  return static_cast<int64_t>(
+      policy::RetryAfterMs(cost, workers_.Live(Lane::kTarget), calls_.counts().running));
 }
 
 absl::Status Gateway::Generate(const IncomingCall& call, const v1::GenerateRequest& request,

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/contract_limits.h"
 #include "base/executor.h"
 #include "base/status.h"
 #include "orchestrator/gateway.h"
@@ -33,8 +34,6 @@ constexpr int64_t kStallNs = 60 * kNanosPerSecond;
 constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 // Apps of other users in the socket's group may connect.
 constexpr unsigned kSocketMode = 0660;
-// Above every limit of the contract. gRPC keeps a request before its token is looked at.
-constexpr int kMaxRequestBytes = 4 << 20;
 
 // Members are destroyed from the last to the first: the server goes before what its calls use.
 class Orchestrator final : public rpc::Process {

@@ -10,8 +10,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "policy/constants.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/llm_service.grpc.pb.h"
@@ -21,10 +23,7 @@ namespace {
 
 // How long an answer waits for an app that takes nothing of it, which holds one of the places of
 // running calls meanwhile.
-constexpr absl::Duration kReaderPatience = absl::Seconds(30);
-
-// Scoring a text takes seconds to minutes.
-constexpr int64_t kScoreRetryMs = 2000;
+constexpr absl::Duration kReaderPatience = absl::Nanoseconds(kStalledReaderNs);
 
 using grpc::ByteBuffer;
 using grpc::CallbackServerContext;
@@ -324,7 +323,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
   const absl::Status full = rpc::WithRetryAfter(
       absl::ResourceExhaustedError(
           "another text is being scored: retry when it is done; one is scored at a time"),
-      kScoreRetryMs);
+      policy::kScoreRetryMs);
   if (scoring_.exchange(true)) {
     queue->Close(full);
     return queue->reactor();

@@ -114,6 +114,49 @@ void FakeStore::RefuseContexts() {
   refuses_contexts_ = true;
 }
 
+namespace {
+
+bool AsksForCall(const v1::RunRequest& request) {
+  const v1::Messages& said = request.prompt().messages();
+  return !said.messages().empty() && said.messages().rbegin()->content() == "call";
+}
+
+void AnswerWithCall(v1::RunResponse event, grpc::ServerWriter<v1::RunResponse>* writer) {
+  event.mutable_finished()->set_text(
+      "<tool_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>");
+  writer->Write(TokenEvent(event.finished().text()));
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_TOOL_CALLS);
+  v1::ToolCall* call = event.mutable_finished()->add_tool_calls();
+  call->set_id("i1");
+  call->set_name("look");
+  call->set_arguments_json(R"({"at": 1})");
+  writer->Write(event);
+}
+
+}  // namespace
+
+std::optional<Status> FakeWorker::AwaitRelease(grpc::ServerContext* context,
+                                               const v1::RunRequest& request, v1::RunResponse event,
+                                               grpc::ServerWriter<v1::RunResponse>* writer) {
+  std::unique_lock lock(mutex_);
+  const auto stopped = [&] { return stopped_.contains(request.call_id()); };
+  while (!released_ && !stopped() && !context->IsCancelled())
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  holding_.erase(request.call_id());
+  if (stopped()) {
+    event.mutable_finished()->set_text("a");
+    event.mutable_finished()->set_reason(v1::FINISH_REASON_CANCELLED);
+    writer->Write(event);
+    return Status::OK;
+  }
+  if (context->IsCancelled()) {
+    ++cancelled_;
+    changed_.notify_all();
+    return Status(StatusCode::CANCELLED, "cancelled");
+  }
+  return std::nullopt;
+}
+
 Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* request,
                        grpc::ServerWriter<v1::RunResponse>* writer) {
   const std::string& script = request->prompt().text();
@@ -147,38 +190,14 @@ Status FakeWorker::Run(grpc::ServerContext* context, const v1::RunRequest* reque
     event.mutable_progress()->set_prefill_tokens(5);
     writer->Write(event);
   }
-  const v1::Messages& said = request->prompt().messages();
-  if (!said.messages().empty() && said.messages().rbegin()->content() == "call") {
-    event.mutable_finished()->set_text(
-        "<tool_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>");
-    writer->Write(TokenEvent(event.finished().text()));
-    event.mutable_finished()->set_reason(v1::FINISH_REASON_TOOL_CALLS);
-    v1::ToolCall* call = event.mutable_finished()->add_tool_calls();
-    call->set_id("i1");
-    call->set_name("look");
-    call->set_arguments_json(R"({"at": 1})");
-    writer->Write(event);
+  if (AsksForCall(*request)) {
+    AnswerWithCall(event, writer);
     return Status::OK;
   }
   writer->Write(TokenEvent("a"));
   if (script == "die late") return {StatusCode::UNAVAILABLE, "worker is gone"};
   if (hold) {
-    std::unique_lock lock(mutex_);
-    const auto stopped = [&] { return stopped_.contains(request->call_id()); };
-    while (!released_ && !stopped() && !context->IsCancelled())
-      changed_.wait_for(lock, std::chrono::milliseconds(1));
-    holding_.erase(request->call_id());
-    if (stopped()) {
-      event.mutable_finished()->set_text("a");
-      event.mutable_finished()->set_reason(v1::FINISH_REASON_CANCELLED);
-      writer->Write(event);
-      return Status::OK;
-    }
-    if (context->IsCancelled()) {
-      ++cancelled_;
-      changed_.notify_all();
-      return {StatusCode::CANCELLED, "cancelled"};
-    }
+    if (const auto ended = AwaitRelease(context, *request, event, writer)) return *ended;
   }
   writer->Write(TokenEvent("b"));
   const bool differs = script == "low differs" && request->model_level_percent() < 60;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -130,6 +131,11 @@ class FakeWorker final : public v1::ModelWorker::Service {
   void SetSlowdown(double slowdown);
 
  private:
+  // Waits until the call may go on; what it ends with if it was stopped or cancelled meanwhile.
+  std::optional<grpc::Status> AwaitRelease(grpc::ServerContext* context,
+                                           const v1::RunRequest& request, v1::RunResponse event,
+                                           grpc::ServerWriter<v1::RunResponse>* writer);
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<uint32_t> levels_ = {100};

@@ -1,13 +1,21 @@
-// Every tuned constant of the decisions, in one table. For each: what it is, its unit, where the
+// The tuned constants of the decisions, in one table. For each: what it is, its unit, where the
 // value comes from, and the test or run that fails or gets worse when it is changed.
+//
+// Not in it, each beside the code that it is of: limits of the contract (base/contract_limits.h)
+// and ranges of the configuration (base/config.cc); sizes of queues, caches and buffers, intervals
+// of polls, time-outs of RPCs and how measurements are made, which change no decision; what engine/
+// tunes, kernels above all, which knows no policies. Of KV and of speculation, what one algorithm
+// alone uses stands beside it still: policy/kv/, policy/draft/, context_store/,
+// serving/speculation/.
 //
 // Origin is one of: `choice` (decided, for the reason given), `measured` (read off a run, a section
 // of docs/benchmarks.md), `unrecorded` (the tests hold what it does, but no run is kept that
 // compares it with other values: the first to be looked at when a figure disappoints). Tests are in
 // policy_test unless a path says otherwise. Constants of one algorithm's arithmetic (a grid's
-// width, a guard against division by zero) stay beside that algorithm.
+// width, a guard against division by zero) stay beside that algorithm, too.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -71,8 +79,9 @@ inline constexpr double kProbeWeight = 0.5;
 // mean over 25 calls, so that ratios do not follow one call's luck. Test:
 // LatencyLearningTest.TheIdleBoardIsAMeanOverManyCalls.
 inline constexpr double kIdleWeight = 0.04;
-// How far off one observation counts at most. Share of the prediction. Choice: one stall must not
-// move the estimate. Test: LatencyLearningTest.OneStallDoesNotPoisonTheModel.
+// How far off one observation counts at most. Share of the prediction; of a pass, its logarithm.
+// Choice: one stall must not move the estimate. Tests:
+// LatencyLearningTest.OneStallDoesNotPoisonTheModel, BoardSpeedTest.
 inline constexpr double kMaxSurprise = 0.3;
 // Observations in a row, further off than that to the same side, after which they are believed, and
 // how far each then moves the prediction. Count; share. Unrecorded. Test:
@@ -86,6 +95,8 @@ inline constexpr double kMaxRatio = 8;
 // Choice: measurements at start are off by less. Test:
 // DepthBoardTest.StrictCallsAreDecidedRightlyAtAllDepthsAfterAnyMix.
 inline constexpr double kMaxDepthSkew = 1.6;
+// Variance of one observation, in the unit of SpeedFit's prior. Unrecorded. Test: SpeedFitTest.
+inline constexpr double kSpeedFitNoise = 0.25;
 // What each observation makes forgotten of how sure the fit is, and, of one with kFitWeight, of the
 // fitted values where they are not sure. Share. Unrecorded.
 inline constexpr double kForgetCovariance = 0.02;
@@ -144,6 +155,32 @@ inline constexpr double kAgreementMemory = 64;
 // and comparing takes energy. Answers. Choice. Test: orchestrator_test, elastic_test.
 inline constexpr uint32_t kFirstAudits = 32;
 inline constexpr uint32_t kAuditEvery = 32;
+// Longest answer that is compared, and how much longer one of a lower level may come to be before
+// it counts as another. Tokens. Choice: long answers say the same in other words. Test:
+// orchestrator_test, elastic_test.
+inline constexpr uint32_t kLongestAuditTokens = 48;
+inline constexpr uint32_t kMoreAuditTokens = 16;
+
+// --- Refusals, and what is done when no call is there (latency_model.h, orchestrator/)
+
+// Advice to a refused caller, where nothing was measured, at least and at most. Milliseconds.
+// Choice: the shortest costs the board little, and after the longest a person has gone. Test:
+// LatencyModelTest.ARefusedCallerIsToldWhenASlotComesFree.
+inline constexpr double kRetryUnknownMs = 1000;
+inline constexpr double kLeastRetryMs = 50;
+inline constexpr double kMostRetryMs = 30'000;
+// The same beside a text that is being scored, which takes seconds to minutes. Milliseconds.
+// Choice.
+inline constexpr int64_t kScoreRetryMs = 2000;
+// A worker's advice where it knows no better, and the least. Milliseconds. Choice.
+inline constexpr int64_t kWorkerRetryMs = 200;
+inline constexpr int64_t kLeastWorkerRetryMs = 20;
+// Time without a call before audits and probes begin. Nanoseconds. Choice: an app that asks again
+// with an answer in hand does so sooner. Test: orchestrator_test.
+inline constexpr int64_t kQuietNs = 20 * kNanosPerMilli;
+// Conversations over the HTTP API that are shorter get no context: their KV is computed sooner than
+// a context is made. Bytes. Unrecorded. Test: orchestrator_test.
+inline constexpr size_t kLeastConversationBytes = 1024;
 
 // --- Measurements after refusals (probe_policy.h)
 
@@ -196,10 +233,50 @@ inline constexpr double kWatchedSlowdown = 2;
 // SlowdownTest.
 inline constexpr double kSlowdownWeight = 0.2;
 inline constexpr double kMostSlowdown = 4;
+// Rows from which a pass takes what computing them takes; one of fewer takes what reading the
+// weights does, and says nothing of rows. Rows. Choice: what kernels compute at once, twice. Tests:
+// BoardSpeedTest, StepLearnerTest.
+inline constexpr int32_t kManyRows = 16;
+// Shares of its work after which a step that is watched is looked at. Shares. Measured: run "Slow
+// passes". Test: StepPaceEstimateTest.
+inline constexpr std::array<double, 4> kStepLooks = {0.04, 0.08, 0.12, 0.16};
+// Passes that find cold caches and teach nothing of the board's speed: so many behind a pause so
+// long. Passes; nanoseconds. Choice. Test: StepLearnerTest.WhatFindsColdCachesTeachesNothing.
+inline constexpr int32_t kColdPasses = 2;
+inline constexpr int64_t kColdPauseNs = 5 * kNanosPerMilli;
+// The fit of what a pass takes (board_speed.h): variances of its factors before anything is known
+// and of one observed ratio, and the share of what is known that a pass makes forgotten, values and
+// variances alike. If values stayed while their variances grew, passes of one kind would move
+// factors that only another kind can correct. Unrecorded. Test: BoardSpeedTest.
+inline constexpr double kPassFitUnsure = 0.25;
+inline constexpr double kPassFitNoise = 0.01;
+inline constexpr double kPassFitForget = 0.002;
+// A constant of this many milliseconds is as likely as a factor that is off by 1. Milliseconds.
+// Unrecorded. Test: BoardSpeedTest.
+inline constexpr double kPassFitConstantMs = 0.1;
+// What a row adds to a pass of few rows before that is learnt: it hides behind the weights that are
+// read. Share of what it takes in a prompt. Unrecorded. Test: BoardSpeedTest.
+inline constexpr double kHiddenRowShare = 0.3;
+// Depth that doubles what a row takes, where that was not measured. Tokens. Choice. Test:
+// BoardSpeedTest.
+inline constexpr double kGuessedDepthTokens = 4096;
+// How far one pass moves the pace that the next one is predicted by, as a logarithm. Measured:
+// replays of recorded passes (docs/lab/predictions.md). Test: BoardSpeedTest.
+inline constexpr double kPassPaceWeight = 0.3;
+// Error (a logarithm) from which a pass was stalled, or the board has changed, to either side: it
+// tells nothing of the pace until several passes agree. Choice. Test: BoardSpeedTest.
+inline constexpr double kStalledPassError = 0.5;
+// Error that one pass teaches a fit at most. Share. Choice: less than the pace's (kMaxSurprise), so
+// that what all passes have in common becomes the pace's. Test: BoardSpeedTest.
+inline constexpr double kMaxFitSurprise = 0.15;
+// Passes that a change is judged by, and blocks that stalls are. Count. Choice: a median of five.
+// Test: BoardSpeedTest.
+inline constexpr size_t kRecentPasses = 5;
+inline constexpr size_t kStallBlocks = 5;
 // The board's speed (board_speed.h). How far one pass moves it, and the error of a prediction that
 // is usual, as logarithms. A change is believed once the errors beyond what is usual add up to
-// kBoardChangeSum, of which one pass gives at most 0.3. Choice: four passes of a board that lost a
-// quarter of its speed. Tests: BoardSpeedTest.
+// kBoardChangeSum, of which one pass gives at most kMaxSurprise. Choice: four passes of a board
+// that lost a quarter of its speed. Tests: BoardSpeedTest.
 inline constexpr double kBoardSpeedWeight = 0.05;
 inline constexpr double kUsualPassError = 0.06;
 inline constexpr double kBoardChangeSum = 0.8;
@@ -219,6 +296,19 @@ inline constexpr int32_t kRowsWithoutAnswers = 128;
 // Fewer rows of prompts are not worth a place beside answers. Rows. Unrecorded. Test:
 // PromptRowsBesideAnswersTest.
 inline constexpr int32_t kFewestRowsBeside = 16;
+// A smaller piece takes nearly as long. Rows. Choice: what kernels compute at once. Test:
+// PieceSizerTest.
+inline constexpr int32_t kFewestPieceRows = 8;
+// Decode steps that a piece may take where passes stream weights: such a pass takes nearly the same
+// time for one row as for many. Steps. Choice. Test: serving_test.
+inline constexpr double kStreamedStepsInPiece = 2;
+// Rows whose KV is claimed before they are computed: pieces of a prompt, rows of an answer. Count;
+// rows. Choice: half a chunk. Test: serving_test.
+inline constexpr int32_t kPiecesClaimedAhead = 2;
+inline constexpr int32_t kAnswerRowsClaimedAhead = 8;
+// KV of which nothing arrives for so long is computed instead. Nanoseconds. Choice: beyond any
+// disk's pause for its own housekeeping. Test: serving_test.
+inline constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
 // A piece that used less than kPieceFullShare of its time grows towards kPieceAimShare of it, at
 // most by kPieceMaxGrowth; one that took too long shrinks at most by kPieceMaxShrink. The first
 // guess is kPieceFirstShare of what a long prefill suggests, since short pieces cost more a row.
@@ -288,5 +378,23 @@ inline constexpr double kPowerMemoryS = 30;
 inline constexpr double kThermalMarginCelsius = 5;
 inline constexpr double kThermalHysteresisCelsius = 4;
 inline constexpr int64_t kThermalStepNs = 10 * kNanosPerSecond;
+
+// --- Asking draft_worker (model_worker/draft_client.cc)
+
+// How long a draft may keep the target waiting, whatever it was predicted to take. Milliseconds.
+// Choice. Test: model_worker_service_test.
+inline constexpr double kLeastDraftPatienceMs = 5;
+inline constexpr double kMostDraftPatienceMs = 2000;
+// How long draft_worker is left alone that is away, and one that refuses to draft. Nanoseconds.
+// Choice: it restarts within a second; one that refuses has another vocabulary. Test:
+// model_worker_service_test.
+inline constexpr int64_t kDraftAwayNs = 200 * kNanosPerMilli;
+inline constexpr int64_t kDraftRefusedNs = 10 * kNanosPerSecond;
+// Weight of one draft for what its passes take. Share. Unrecorded.
+inline constexpr double kDraftPassWeight = 0.2;
+// A token of many whose KV is computed together, until that is measured, and how many tell: fewer
+// tell what the pass costs. Share of a pass; tokens. Unrecorded.
+inline constexpr double kGuessedDraftTokenShare = 0.15;
+inline constexpr uint32_t kTellingDraftTokens = 8;
 
 }  // namespace withy::policy

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "wire/calibration.h"
@@ -15,8 +16,6 @@ namespace {
 
 using SpansOnWire = google::protobuf::RepeatedPtrField<v1::ByteSpan>;
 
-constexpr float kMaxTemperature = 10.0f;
-constexpr uint32_t kMaxTopLogprobs = 20;
 constexpr auto kMaxInt = static_cast<uint32_t>(std::numeric_limits<int32_t>::max());
 
 std::vector<ByteSpan> SpansFromWire(const SpansOnWire& wire) {

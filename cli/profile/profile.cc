@@ -28,6 +28,7 @@ namespace {
 
 constexpr int64_t kMostCaptureSeconds = 60;
 constexpr int64_t kMostWindowSeconds = 3600;
+constexpr int64_t kMostSpans = 100'000;
 
 int RunSummaries(const Args& args, const std::string& kind) {
   const auto window = args.Integer("window-s", 1, kMostWindowSeconds);
@@ -46,6 +47,10 @@ int RunSummaries(const Args& args, const std::string& kind) {
 
 int RunPhases(const Args& args) { return RunSummaries(args, "phase"); }
 int RunKernels(const Args& args) { return RunSummaries(args, "kernel"); }
+
+void PrintSpan(const Args& args, const v1::Span& span) {
+  std::cout << (args.Has("json") ? ToJson(span) + "\n" : SpanText(span));
+}
 
 // A file that gets its name only when it is whole.
 class NewFile {
@@ -124,6 +129,22 @@ int RunTimeline(const Args& args) {
   return kExitOk;
 }
 
+int RunSpans(const Args& args) {
+  const auto call = args.Unsigned("call");
+  if (!call.ok()) return FailUsage(ToStd(call.status().message()));
+  const auto limit = args.Integer("limit", 1, kMostSpans);
+  if (!limit.ok()) return FailUsage(ToStd(limit.status().message()));
+  const auto client = Client::Open(args);
+  if (!client.ok()) return Fail(client.status());
+  v1::GetSpansRequest request;
+  request.set_call_id(call->value_or(0));
+  request.set_limit(static_cast<uint32_t>(limit->value_or(0)));
+  const auto spans = (*client)->GetSpans(request);
+  if (!spans.ok()) return Fail(spans.status());
+  for (const v1::Span& span : spans->spans()) PrintSpan(args, span);
+  return kExitOk;
+}
+
 int RunWatch(const Args& args) {
   const auto seconds = args.Integer("seconds", 1, kMostWindowSeconds);
   if (!seconds.ok()) return FailUsage(ToStd(seconds.status().message()));
@@ -138,7 +159,7 @@ int RunWatch(const Args& args) {
   const absl::Status watched = (*client)->WatchSpans(
       request, absl::Seconds(seconds->value_or(10)), [&](const v1::WatchSpansResponse& message) {
         for (const v1::Span& span : message.spans()) {
-          std::cout << (args.Has("json") ? ToJson(span) + "\n" : SpanText(span));
+          PrintSpan(args, span);
         }
         std::cout.flush();
         dropped = message.dropped();
@@ -174,6 +195,11 @@ std::vector<Command> ProfileCommands() {
            WithConnection({{"seconds", "N", "length, 1 to 60 (default 5)"},
                            {"out", "FILE", "the file to write, for example trace.perfetto-trace"}}),
            RunTimeline},
+          {"profile spans", "", "print the latest spans, or those of one call",
+           WithConnection({{"call", "ID", "only spans of this call"},
+                           {"limit", "N", "how many at most, up to 100000 (default 1000)"},
+                           {"json", "", "print JSON, one span a line"}}),
+           RunSpans},
           {"profile watch", "", "print spans as they come",
            WithConnection({{"seconds", "N", "how long (default 10)"},
                            {"call", "ID", "only spans of this call"},

@@ -1,7 +1,8 @@
 // Makes a TLM from a Hugging Face MobileBERT directory: config.json, vocab.txt, model.safetensors.
 // A plain MobileBERT gets both towers from its upper layers, new heads and orthogonal SLO rows. If
 // the directory holds a trained TLM's own tensors ("tlm." before the names of docs/formats-tlm.md),
-// they are kept. Neighbours: safetensors.h, checkpoint.h. Source: ElastiLM 3.3.
+// they are kept. Neighbours: safetensors.h, checkpoint.h; training begins with it
+// (offline/tlm/). Source: ElastiLM 3.3.
 //
 //   WITHY_ASSIGN_OR_RETURN(TlmCheckpoint tlm, ImportMobileBert("mobilebert-uncased", {}));
 //   WITHY_RETURN_IF_ERROR(WriteTlm(tlm, GgmlType::kQ8_0, "tlm.gguf"));

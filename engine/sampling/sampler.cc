@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 
 namespace withy::engine {
 namespace {
 
-constexpr int32_t kMaxTopLogprobs = 20;
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 template <typename T>
@@ -118,8 +118,9 @@ double SumOfWeights(std::span<const float> logits, float largest) {
 
 absl::Status Validate(const SamplingParams& params) {
   // The comparisons are written so that NaN fails them.
-  if (!(params.temperature >= 0.0f && params.temperature <= 100.0f)) {
-    return OutOfRange("temperature", params.temperature, "from 0 (always the most likely) to 100");
+  if (!(params.temperature >= 0.0f && params.temperature <= kMaxTemperature)) {
+    return OutOfRange("temperature", params.temperature,
+                      absl::StrCat("from 0 (always the most likely) to ", kMaxTemperature));
   }
   if (params.top_k < 0) return OutOfRange("top_k", params.top_k, "0 (off) or more");
   if (!(params.top_p > 0.0f && params.top_p <= 1.0f)) {
@@ -128,9 +129,9 @@ absl::Status Validate(const SamplingParams& params) {
   if (!(params.min_p >= 0.0f && params.min_p <= 1.0f)) {
     return OutOfRange("min_p", params.min_p, "from 0 (off) to 1");
   }
-  if (!(params.repetition_penalty > 0.0f && params.repetition_penalty <= 10.0f)) {
+  if (!(params.repetition_penalty > 0.0f && params.repetition_penalty <= kMaxRepetitionPenalty)) {
     return OutOfRange("repetition_penalty", params.repetition_penalty,
-                      "above 0 and at most 10 (1 is off)");
+                      absl::StrCat("above 0 and at most ", kMaxRepetitionPenalty, " (1 is off)"));
   }
   if (params.repetition_window < 0 || params.repetition_window > kMaxRepetitionWindow) {
     return OutOfRange("repetition_window", params.repetition_window,

@@ -16,10 +16,8 @@
 
 namespace withy::engine {
 
-inline constexpr int32_t kMaxRepetitionWindow = 65536;
-
 struct SamplingParams {
-  float temperature = 0.0f;  // 0..100; 0 is greedy
+  float temperature = 0.0f;  // 0..kMaxTemperature; 0 is greedy
   int32_t top_k = 0;         // keep the k most likely; 0 keeps all
   float top_p = 1.0f;        // (0, 1]: keep the smallest set of tokens with this total probability
   float min_p = 0.0f;        // [0, 1]: keep tokens with this share of the highest probability

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 
 namespace withy::engine {
 namespace {

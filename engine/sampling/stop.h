@@ -16,9 +16,6 @@
 
 namespace withy::engine {
 
-inline constexpr size_t kMaxStopStrings = 16;
-inline constexpr size_t kMaxStopStringBytes = 256;
-
 // Errors: InvalidArgument naming the entry and the limit: more than 16, empty, longer than 256
 // bytes.
 absl::Status ValidateStopStrings(std::span<const std::string> stops);

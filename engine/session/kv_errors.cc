@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/kv/exact_chunks.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/session/predictions.h"
 
@@ -14,8 +15,6 @@ namespace {
 
 constexpr std::array<KvFormat, 4> kMeasured = {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2,
                                                KvFormat::kQ2};
-// Chunks that stay at 8 bits at either end of the prefilled part.
-constexpr int32_t kKeptChunks = 2;
 // Rows of one context in a pass: bounds the memory for logits.
 constexpr int32_t kScoredRows = 8;
 constexpr int32_t kPrefilledRows = 128;
@@ -95,7 +94,7 @@ class ErrorMeter {
         std::memcpy(to.memory.At(to.blocks[i]), from.memory.At(from.blocks[i]), kv.block_bytes);
       }
       contexts_[c].Touch();
-      for (int32_t chunk = kKeptChunks; chunk < chunks - kKeptChunks; ++chunk) {
+      for (int32_t chunk = kExactChunks; chunk < chunks - kExactChunks; ++chunk) {
         contexts_[c].Encode(chunk, kMeasured[c - 1]);
       }
     }

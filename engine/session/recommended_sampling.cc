@@ -5,14 +5,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/strings.h"
 #include "engine/sampling/sampler.h"
 
 namespace withy::engine {
 namespace {
 
-constexpr double kMaxTemperature = 10;
-constexpr double kMaxPenalty = 10;
 constexpr double kMaxTopK = 1 << 30;
 
 class Reader {
@@ -78,10 +77,10 @@ RecommendedSampling ReadRecommendedSampling(const GgufFile& file) {
     }
   }
   if (const auto penalty = reader.Number("penalty_repeat")) {
-    if (*penalty > 0 && *penalty <= kMaxPenalty) {
+    if (*penalty > 0 && *penalty <= kMaxRepetitionPenalty) {
       out.repetition_penalty = static_cast<float>(*penalty);
     } else {
-      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMaxPenalty));
+      reader.Ignore(*penalty, absl::StrCat("above 0 and at most ", kMaxRepetitionPenalty));
     }
   }
   if (const auto window = reader.Number("penalty_last_n")) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 
+#include "base/contract_limits.h"
 #include "engine/gguf/writer.h"
 #include "engine/sampling/sampler.h"
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/kv/block.h"
+#include "engine/kv/exact_chunks.h"
 #include "engine/session/predictions.h"
 
 namespace withy::engine {
@@ -153,12 +154,12 @@ void TextScorer::OpenWindow() {
   for (const ScoreContestant& contestant : contestants_) {
     kv_.emplace_back(contestant.model->info(), 0, WrittenFormat(contestant.kv_format));
   }
-  coded_.assign(contestants_.size(), kScoreKeptChunks);
+  coded_.assign(contestants_.size(), kExactChunks);
 }
 
 // Brings the chunks that are old enough for a row at `position` to their contestants' formats.
 void TextScorer::EncodeBefore(int32_t position) {
-  const int32_t end = position / kChunkTokens - kScoreKeptChunks;
+  const int32_t end = position / kChunkTokens - kExactChunks;
   for (size_t c = 0; c < contestants_.size(); ++c) {
     if (!IsLow(contestants_[c].kv_format)) continue;
     for (; coded_[c] < end; ++coded_[c]) kv_[c].Encode(coded_[c], contestants_[c].kv_format);

@@ -29,12 +29,11 @@ namespace withy::engine {
 struct ScoreContestant {
   Model* model = nullptr;
   int32_t level = -1;  // index into the model's levels; -1: the full one
-  // Of the KV that tokens attend to, but for kScoreKeptChunks chunks at the begin of a window and
+  // Of the KV that tokens attend to, but for kExactChunks chunks at the begin of a window and
   // at least as many behind it, which have 8 bits. With kF16 all KV has 16 bits.
   KvFormat kv_format = KvFormat::kQ8;
 };
 
-inline constexpr int32_t kScoreKeptChunks = 2;
 // Rows of a contestant whose logits are kept at once.
 inline constexpr int32_t kScorePieceRows = 32;
 // A text of several windows ends where less than this is left.

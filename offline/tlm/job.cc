@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "engine/encoder/import_mobilebert.h"
 #include "engine/encoder/prune.h"
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
@@ -41,10 +42,10 @@ corpus::Spec PromptSpec(uint64_t seed) {
   return spec;
 }
 
-// Digest of an optional file; empty without one.
+// Digest of an optional file, or of a directory's weights; empty without one.
 absl::StatusOr<std::string> DigestIfGiven(const std::string& path) {
   if (path.empty()) return std::string();
-  return FileDigest(path);
+  return FileDigest(std::filesystem::is_directory(path) ? path + "/model.safetensors" : path);
 }
 
 class Job {
@@ -109,8 +110,9 @@ class Job {
                      " shared ", options_.size.shared_layers);
     WITHY_RETURN_IF_ERROR(LineFile::Open(Path("start.made-of"), made_of).status());
     if (std::filesystem::exists(Path("start.gguf"))) return absl::OkStatus();
-    WITHY_ASSIGN_OR_RETURN(const engine::TlmCheckpoint tlm,
-                           options_.from.empty() ? Fresh() : Given());
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::TlmCheckpoint tlm,
+        options_.from.empty() ? Fresh() : OpenTlmToStartFrom(options_.from, space_, options_.seed));
     int64_t parameters = 0;
     for (const engine::TlmTensor& tensor : tlm.tensors) parameters += tensor.spec.elements();
     Say(absl::StrCat("TLM: ", parameters, " parameters, vocabulary of ", tlm.vocab.size()));
@@ -128,20 +130,6 @@ class Job {
       const engine::TensorRole role = tensor.spec.role;
       if (role == engine::TensorRole::kBias || role == engine::TensorRole::kScale) continue;
       for (float& value : tensor.values) value *= kFreshGain;
-    }
-    return tlm;
-  }
-
-  absl::StatusOr<engine::TlmCheckpoint> Given() const {
-    WITHY_ASSIGN_OR_RETURN(engine::TlmCheckpoint tlm, engine::ReadTlm(options_.from));
-    if (tlm.shape.model_levels != space_.model_levels ||
-        tlm.shape.prompt_levels != space_.prompt_levels) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          options_.from, ": decides among model levels ",
-          absl::StrJoin(tlm.shape.model_levels, ","), " and prompt levels ",
-          absl::StrJoin(tlm.shape.prompt_levels, ","), "; the model has ",
-          absl::StrJoin(space_.model_levels, ","), " and prompts ",
-          absl::StrJoin(space_.prompt_levels, ","), ": import it again with these levels"));
     }
     return tlm;
   }
@@ -365,6 +353,27 @@ class Job {
 };
 
 }  // namespace
+
+absl::StatusOr<engine::TlmCheckpoint> OpenTlmToStartFrom(const std::string& path,
+                                                         const DecisionSpace& space,
+                                                         uint64_t seed) {
+  if (std::filesystem::is_directory(path)) {
+    return engine::ImportMobileBert(path, {.slo_steps = kSloSteps,
+                                           .prompt_levels = space.prompt_levels,
+                                           .model_levels = space.model_levels,
+                                           .seed = seed});
+  }
+  WITHY_ASSIGN_OR_RETURN(engine::TlmCheckpoint tlm, engine::ReadTlm(path));
+  if (tlm.shape.model_levels != space.model_levels ||
+      tlm.shape.prompt_levels != space.prompt_levels) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": decides among model levels ", absl::StrJoin(tlm.shape.model_levels, ","),
+        " and prompt levels ", absl::StrJoin(tlm.shape.prompt_levels, ","), "; the model has ",
+        absl::StrJoin(space.model_levels, ","), " and prompts ",
+        absl::StrJoin(space.prompt_levels, ","), ": begin with a TLM of these levels"));
+  }
+  return tlm;
+}
 
 absl::Status RunJob(const JobOptions& options) { return Job(options).Run(); }
 

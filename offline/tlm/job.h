@@ -20,9 +20,9 @@ struct JobOptions {
   std::string out;     // TLM to write
   std::string run;     // directory for saved progress
   std::string labels;  // file of word labels; empty: labels from the model's own loss
-  std::string from;    // TLM to start from, its bottom frozen; empty: a new pocket TLM
-  TlmSize size;        // of a new one
-  bool score = true;   // stages to run
+  std::string from;   // TLM to start from (OpenTlmToStartFrom), its bottom frozen; empty: a new one
+  TlmSize size;       // of a new one
+  bool score = true;  // stages to run
   bool decision = true;
   int64_t records = 3000;        // of the corpus; the last tenth is for evaluation only
   int64_t vocab_records = 5000;  // for learning the word pieces
@@ -43,5 +43,11 @@ struct JobOptions {
 // Errors: of the stages; FAILED_PRECONDITION if the directory holds another run's work;
 // INVALID_ARGUMENT if options.from has other levels than the model.
 absl::Status RunJob(const JobOptions& options);
+
+// A TLM's file, or a directory of Hugging Face's MobileBERT, which gets heads for the levels of
+// `space`. Errors: as ReadTlm() and ImportMobileBert(); INVALID_ARGUMENT if a file's TLM has other
+// levels.
+absl::StatusOr<engine::TlmCheckpoint> OpenTlmToStartFrom(const std::string& path,
+                                                         const DecisionSpace& space, uint64_t seed);
 
 }  // namespace withy::tlm

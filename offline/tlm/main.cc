@@ -27,8 +27,8 @@ ABSL_FLAG(
     std::string, labels, "",
     "JSON lines with word labels for the score head; default: labels from the model's own loss");
 ABSL_FLAG(std::string, from, "",
-          "TLM to start from, such as an imported MobileBERT; its bottom stays frozen. Default: a "
-          "new pocket TLM");
+          "TLM to start from, or directory of Hugging Face's MobileBERT (config.json, vocab.txt, "
+          "model.safetensors); its bottom stays frozen. Default: a new pocket TLM");
 ABSL_FLAG(int32_t, width, 128, "width of a new TLM, a multiple of 32");
 ABSL_FLAG(int32_t, shared_layers, 2, "layers of a new TLM, of 4, that feed both heads");
 ABSL_FLAG(std::string, stage, "all", "score, decision or all");

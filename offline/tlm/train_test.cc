@@ -166,6 +166,23 @@ TEST_F(TlmTrainTest, AnInterruptedStageEndsAsAWholeOne) {
   }
 }
 
+TEST_F(TlmTrainTest, BeginsWithAFileOrWithMobileBert) {
+  const DecisionSpace space{
+      .prompt_levels = {50, 100}, .model_levels = {20, 60, 100}, .flops = {}, .bytes = {}};
+  const auto imported = OpenTlmToStartFrom("tests/golden/data/mobilebert_plain", space, 1);
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_EQ(imported->shape.model_levels, space.model_levels);
+  EXPECT_EQ(imported->shape.prompt_levels, space.prompt_levels);
+  const std::string path = folder_ / "tlm.gguf";
+  ASSERT_TRUE(engine::WriteTlm(*imported, engine::GgmlType::kF32, path).ok());
+  const auto read = OpenTlmToStartFrom(path, space, 1);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->tensors.front().values, imported->tensors.front().values);
+  DecisionSpace other = space;
+  other.model_levels = {100};
+  EXPECT_EQ(OpenTlmToStartFrom(path, other, 1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 // Some texts need the whole prompt and only the smallest model. Texts with "unable" need a larger
 // model and at most half of the prompt.
 struct ToyDecisions {

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "base/ids.h"
+#include "policy/constants.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -51,7 +52,7 @@ void IdleTask::Schedule(int64_t due_ns) {
   due_ns_ = std::min(due_ns_, due_ns);
 }
 
-int64_t IdleTask::QuietFromNs() const { return quiet_since_ns_ + absl::ToInt64Nanoseconds(kQuiet); }
+int64_t IdleTask::QuietFromNs() const { return quiet_since_ns_ + policy::kQuietNs; }
 
 void IdleTask::Run() {
   const auto scheduled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -23,8 +23,6 @@ namespace withy::orchestrator {
 // Thread-safe. Its thread lives as long as it does.
 class IdleTask {
  public:
-  // Time without a call before work begins.
-  static constexpr absl::Duration kQuiet = absl::Milliseconds(20);
   static constexpr int64_t kNothing = std::numeric_limits<int64_t>::max();
 
   // `work` does one piece of work, by Ask(), and returns when the next one is due (steady time;

@@ -12,9 +12,9 @@
 #include "engine/encoder/tlm.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "orchestrator/auditor.h"
 #include "orchestrator/board/tlm_reader.h"
 #include "orchestrator/testing.h"
+#include "policy/constants.h"
 #include "wire/calibration.h"
 
 namespace withy::orchestrator {
@@ -243,7 +243,7 @@ TEST_F(ElasticTest, WhatALowLevelSaysIsHeldAgainstTheFullModel) {
   const v1::RunRequest audit = LastRun();
   EXPECT_TRUE(audit.sampling().has_temperature());
   EXPECT_EQ(audit.sampling().temperature(), 0.0f) << "drawn answers would differ by chance";
-  EXPECT_EQ(audit.limits().max_tokens(), Auditor::kLongestTokens + 16);
+  EXPECT_EQ(audit.limits().max_tokens(), policy::kLongestAuditTokens + policy::kMoreAuditTokens);
   EXPECT_EQ(audit.deadline_steady_ns(), 0);
   // What the last of them said is known a moment after it was asked. Planning disturbs no audit.
   v1::PlanResponse plan;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/contract_limits.h"
 #include "orchestrator/call/validate.h"
 #include "orchestrator/testing.h"
 

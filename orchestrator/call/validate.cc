@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "orchestrator/call/validate_tools.h"
 
@@ -117,14 +118,14 @@ absl::Status CheckRange(const char* field, double value, double low, bool low_op
 
 absl::Status CheckSampling(const v1::Sampling& sampling) {
   WITHY_RETURN_IF_ERROR(
-      CheckRange("sampling.temperature", sampling.temperature(), 0, false, 10, false));
+      CheckRange("sampling.temperature", sampling.temperature(), 0, false, kMaxTemperature, false));
   if (sampling.has_top_p()) {
     WITHY_RETURN_IF_ERROR(CheckRange("sampling.top_p", sampling.top_p(), 0, true, 1, false));
   }
   WITHY_RETURN_IF_ERROR(CheckRange("sampling.min_p", sampling.min_p(), 0, false, 1, true));
   if (sampling.has_repetition_penalty()) {
     WITHY_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(),
-                                     0, true, 10, false));
+                                     0, true, kMaxRepetitionPenalty, false));
   }
   return CheckRange("sampling.repetition_window", sampling.repetition_window(), 0, false,
                     kMaxRepetitionWindow, false);
@@ -157,17 +158,18 @@ absl::Status CheckSlo(const v1::Slo& slo) {
 }
 
 absl::Status CheckLimits(const v1::Limits& limits) {
-  if (limits.stop_size() > kMaxStopStrings) {
+  if (static_cast<size_t>(limits.stop_size()) > kMaxStopStrings) {
     return Invalid("limits.stop has ", limits.stop_size(), " entries: at most ", kMaxStopStrings);
   }
   for (int i = 0; i < limits.stop_size(); ++i) {
     const std::string field = absl::StrCat("limits.stop[", i, "]");
     if (limits.stop(i).empty())
-      return Invalid(field, " is empty: give 1 to ", kMaxStopBytes, " bytes, or leave it out");
-    WITHY_RETURN_IF_ERROR(CheckBytes(field, limits.stop(i), kMaxStopBytes));
+      return Invalid(field, " is empty: give 1 to ", kMaxStopStringBytes,
+                     " bytes, or leave it out");
+    WITHY_RETURN_IF_ERROR(CheckBytes(field, limits.stop(i), kMaxStopStringBytes));
   }
-  if (limits.has_logprobs() && limits.logprobs() > kMaxLogprobs) {
-    return Invalid("limits.logprobs is ", limits.logprobs(), ": at most ", kMaxLogprobs);
+  if (limits.has_logprobs() && limits.logprobs() > uint32_t{kMaxTopLogprobs}) {
+    return Invalid("limits.logprobs is ", limits.logprobs(), ": at most ", kMaxTopLogprobs);
   }
   return absl::OkStatus();
 }
@@ -247,8 +249,8 @@ absl::Status ValidateScore(const v1::ScoreRequest& request) {
   }
   if (request.text().empty()) return Invalid("text is empty: give the text that is to be scored");
   WITHY_RETURN_IF_ERROR(CheckBytes("text", request.text(), kMaxScoreBytes));
-  if (request.logprobs() > kMaxLogprobs) {
-    return Invalid("logprobs is ", request.logprobs(), ": at most ", kMaxLogprobs);
+  if (request.logprobs() > uint32_t{kMaxTopLogprobs}) {
+    return Invalid("logprobs is ", request.logprobs(), ": at most ", kMaxTopLogprobs);
   }
   return CheckBytes("model", request.model(), 256);
 }

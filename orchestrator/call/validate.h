@@ -1,4 +1,5 @@
-// Checks every field of the public requests against the contract's limits, before anything is done
+// Checks every field of the public requests against the contract's limits
+// (base/contract_limits.h), before anything is done
 // for them. Pure; neighbours: service.cc calls it on arrival, decide.h judges whether an SLO can be
 // met.
 //
@@ -15,20 +16,6 @@
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
-
-inline constexpr size_t kMaxPromptBytes = 1 << 20;
-inline constexpr size_t kMaxSystemPromptBytes = 256 << 10;
-// Of a text that is scored.
-inline constexpr size_t kMaxScoreBytes = 3 << 20;
-inline constexpr int kMaxMessages = 1024;
-inline constexpr size_t kMaxIdBytes = 64;
-inline constexpr size_t kMaxTitleBytes = 128;
-inline constexpr size_t kMaxPageTokenBytes = 256;
-inline constexpr int kMaxStopStrings = 16;
-inline constexpr size_t kMaxStopBytes = 256;
-inline constexpr uint32_t kMaxLogprobs = 20;
-inline constexpr uint32_t kMaxRepetitionWindow = 65536;
-inline constexpr uint32_t kMaxPageSize = 1000;
 
 // What a request's limits depend on.
 struct ModelLimits {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 
+#include "base/contract_limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

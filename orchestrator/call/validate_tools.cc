@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "base/tool_name.h"

@@ -2,18 +2,10 @@
 // asks.
 #pragma once
 
-#include <cstddef>
-
 #include "absl/status/status.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
-
-inline constexpr size_t kMaxToolsBytes = 256 << 10;
-inline constexpr size_t kMaxTools = 256;
-inline constexpr size_t kMaxTemplateArgumentsBytes = 16 << 10;
-inline constexpr int kMaxCallsOfMessage = 64;
-inline constexpr size_t kMaxCalledNameBytes = 256;
 
 // Messages.tools_json and .template_arguments_json. Errors: INVALID_ARGUMENT naming the field, and
 // the tool.

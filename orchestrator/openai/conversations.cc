@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "orchestrator/call/digest.h"
 #include "orchestrator/call/validate_tools.h"
+#include "policy/constants.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -57,7 +58,7 @@ std::vector<std::string> ConversationDigests(const v1::Messages& messages) {
 std::optional<Conversations::Place> Conversations::Take(const std::string& app_id,
                                                         const v1::Messages& messages,
                                                         absl::Time deadline) {
-  if (BytesOf(messages) < kLeastBytes) return std::nullopt;
+  if (BytesOf(messages) < policy::kLeastConversationBytes) return std::nullopt;
   FindEarlier(app_id, deadline);
   const std::vector<std::string> digests = ConversationDigests(messages);
   {

@@ -35,8 +35,6 @@ class Conversations {
   static constexpr char kTitle[] = "openai";  // for people
   // Contexts of an app that are kept.
   static constexpr size_t kKept = 16;
-  // Shorter conversations have none: their KV is computed sooner than a context is made.
-  static constexpr size_t kLeastBytes = 1024;
 
   explicit Conversations(AppRecords& apps) : apps_(apps) {}
 

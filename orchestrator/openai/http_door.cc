@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/tcp_listener.h"
@@ -119,6 +120,7 @@ absl::StatusOr<std::string> HttpDoor::Server::Start() {
                          ListenTcp(options_.listen, "orchestrator.http_listen", kListenRemedy));
   std::string address = BoundAddress(listener, options_.listen);
   http::ServerOptions options;
+  options.limits.body_bytes = kMaxRequestBytes;
   options.threads = options_.threads;
   WITHY_ASSIGN_OR_RETURN(
       server_, http::Server::Start(

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "orchestrator/call/digest.h"
@@ -286,12 +287,12 @@ absl::Status ReadLogprobs(OpenAiKind kind, const Json& body, v1::Limits* limits)
     if (const Json* none = Find(body, "logprobs"); none != nullptr && *none == false) {
       return absl::OkStatus();
     }
-    WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "logprobs", kMaxLogprobs));
+    WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "logprobs", kMaxTopLogprobs));
     if (count) limits->set_logprobs(static_cast<uint32_t>(*count));
     return absl::OkStatus();
   }
   WITHY_ASSIGN_OR_RETURN(const bool wanted, Flag(body, "logprobs"));
-  WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "top_logprobs", kMaxLogprobs));
+  WITHY_ASSIGN_OR_RETURN(const auto count, Count(body, "top_logprobs", kMaxTopLogprobs));
   if (count.value_or(0) > 0 && !wanted) return Wrong("top_logprobs", " needs logprobs: true");
   if (wanted) limits->set_logprobs(static_cast<uint32_t>(count.value_or(0)));
   return absl::OkStatus();

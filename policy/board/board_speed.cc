@@ -8,37 +8,12 @@
 #include "policy/constants.h"
 
 namespace withy::policy {
-namespace {
-
-// Variances of the factors before anything is known, of one observed ratio, and the share of what
-// is known that a pass makes forgotten, values and variances alike. If values stayed while their
-// variances grew, passes of one kind would move factors that only another kind can correct.
-constexpr double kUnsure = 0.25;
-constexpr double kNoise = 0.01;
-constexpr double kForget = 0.002;
-// A constant of this many milliseconds is as likely as a factor that is off by 1.
-constexpr double kConstantMs = 0.1;
-// Depth that doubles what a row takes, where that was not measured. Tokens.
-constexpr double kGuessedDepth = 4096;
-// How far one pass moves the pace that the next one is predicted by, as a logarithm. Measured:
-// replays of recorded passes (docs/lab/predictions.md).
-constexpr double kPaceWeight = 0.3;
-// Error (a logarithm) from which a pass was stalled, or the board has changed, to either side: it
-// tells nothing of the pace until several passes agree.
-constexpr double kStalled = 0.5;
-// Errors that one pass teaches at most. Shares: of the pace; of a fit, which takes less, so that
-// what all passes have in common becomes the pace's.
-constexpr double kMostSurprise = 0.3;
-constexpr double kMostFitSurprise = 0.15;
-
-}  // namespace
-
 void PassShape::Add(const LevelPace& pace, int32_t added, int32_t depth, bool decodes) {
   const auto known_or = [](double measured, double guess) {
     return measured > 0 ? measured : guess;
   };
-  const double token_depth_ms = known_or(pace.token_depth_ms, pace.token_ms / kGuessedDepth);
-  const double row_depth_ms = known_or(pace.row_depth_ms, pace.row_ms / kGuessedDepth);
+  const double token_depth_ms = known_or(pace.token_depth_ms, pace.token_ms / kGuessedDepthTokens);
+  const double row_depth_ms = known_or(pace.row_depth_ms, pace.row_ms / kGuessedDepthTokens);
   weights_ms = std::max(weights_ms, pace.token_ms);
   rows_ms += added * pace.row_ms;
   depth_ms +=
@@ -48,9 +23,9 @@ void PassShape::Add(const LevelPace& pace, int32_t added, int32_t depth, bool de
 
 PassFit::PassFit(bool many_rows) {
   // Few rows hide behind the weights that are read: each adds a part of what it takes in a prompt.
-  calibrated_ = many_rows ? Vector{0, 0, 1, 1} : Vector{0, 1, 0.3, 1};
+  calibrated_ = many_rows ? Vector{0, 0, 1, 1} : Vector{0, 1, kHiddenRowShare, 1};
   factors_ = calibrated_;
-  for (size_t i = 0; i < kTerms; ++i) prior_[i][i] = kUnsure;
+  for (size_t i = 0; i < kTerms; ++i) prior_[i][i] = kPassFitUnsure;
   covariance_ = prior_;
 }
 
@@ -59,7 +34,7 @@ PassFit::Vector PassFit::TermsOf(const PassShape& shape) {
   // The first row of a decode step is what the calibrated step was measured with.
   const double rows_ms =
       shape.many_rows() ? shape.rows_ms : shape.rows_ms * (shape.rows - 1) / shape.rows;
-  return {kConstantMs / expected, shape.weights_ms / expected, rows_ms / expected,
+  return {kPassFitConstantMs / expected, shape.weights_ms / expected, rows_ms / expected,
           shape.depth_ms / expected};
 }
 
@@ -74,19 +49,19 @@ void PassFit::Learn(const PassShape& shape, double ratio) {
   const Vector terms = TermsOf(shape);
   const double predicted = Ratio(shape);
   const double error =
-      std::clamp(ratio - predicted, -kMostFitSurprise * predicted, kMostFitSurprise * predicted);
+      std::clamp(ratio - predicted, -kMaxFitSurprise * predicted, kMaxFitSurprise * predicted);
   Vector gain{};
-  double variance = kNoise;
+  double variance = kPassFitNoise;
   for (size_t i = 0; i < kTerms; ++i) {
     for (size_t j = 0; j < kTerms; ++j) gain[i] += covariance_[i][j] * terms[j];
     variance += terms[i] * gain[i];
   }
   for (size_t i = 0; i < kTerms; ++i) {
     factors_[i] += gain[i] / variance * error;
-    factors_[i] += kForget * (calibrated_[i] - factors_[i]);
+    factors_[i] += kPassFitForget * (calibrated_[i] - factors_[i]);
     for (size_t j = 0; j < kTerms; ++j) {
       covariance_[i][j] -= gain[i] * gain[j] / variance;
-      covariance_[i][j] += kForget * (prior_[i][j] - covariance_[i][j]);
+      covariance_[i][j] += kPassFitForget * (prior_[i][j] - covariance_[i][j]);
     }
   }
   ++passes_;
@@ -106,18 +81,18 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
   const double error = std::log(ms / predicted);
   const double of_told = error + std::log(pace_ / told_);
   errors_[passes_ % kErrors] = std::abs(ms / predicted - 1);
-  recent_[passes_ % kRecent] = of_told;
+  recent_[passes_ % kRecentPasses] = of_told;
   ++passes_;
   // While a kind of pass is new, its times tell about the fit, not about the board.
-  if (fit.passes() < kRecent) {
+  if (fit.passes() < kRecentPasses) {
     fit.Learn(shape, ms / (pace_ * expected));
     return 1;
   }
   const double told_ms = predicted / pace_ * told_;
   const double pace_change = ObserveTold(of_told);
-  if (pace_change == 1 && std::abs(error) <= kStalled) {
-    const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
-    pace_ = std::clamp(pace_ * std::exp(kPaceWeight * step), 1 / kMaxRatio, kMaxRatio);
+  if (pace_change == 1 && std::abs(error) <= kStalledPassError) {
+    const double step = std::clamp(error, -kMaxSurprise, kMaxSurprise);
+    pace_ = std::clamp(pace_ * std::exp(kPassPaceWeight * step), 1 / kMaxRatio, kMaxRatio);
     fit.Learn(shape, ms / (pace_ * expected));
   }
   // What has just been found to be the pace was no stall. What was the pace until now may be
@@ -136,8 +111,8 @@ double BoardSpeed::ObserveTold(double error) {
     ++changes_;
     return told_ / before;
   }
-  if (std::abs(error) > kStalled) return 1;
-  const double step = std::clamp(error, -kMostSurprise, kMostSurprise);
+  if (std::abs(error) > kStalledPassError) return 1;
+  const double step = std::clamp(error, -kMaxSurprise, kMaxSurprise);
   told_ = std::clamp(told_ * std::exp(kBoardSpeedWeight * step), 1 / kMaxRatio, kMaxRatio);
   return 1;
 }
@@ -148,11 +123,12 @@ double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
   block_ms_ += ms;
   block_predicted_ms_ += predicted_ms;
   if (block_predicted_ms_ < kStallBlockMs) return 1;
-  blocks_[blocks_seen_++ % kBlocks] = std::clamp(block_ms_ / block_predicted_ms_, 1.0, kMaxRatio);
+  blocks_[blocks_seen_++ % kStallBlocks] =
+      std::clamp(block_ms_ / block_predicted_ms_, 1.0, kMaxRatio);
   block_ms_ = block_predicted_ms_ = 0;
-  std::array<double, kBlocks> sorted = blocks_;
+  std::array<double, kStallBlocks> sorted = blocks_;
   std::sort(sorted.begin(), sorted.end());
-  const double median = sorted[kBlocks / 2];
+  const double median = sorted[kStallBlocks / 2];
   const double to = median < kStallsThatCount ? 1 : median;
   const double change = to / stalls_;
   if (change == 1) return 1;
@@ -164,10 +140,10 @@ double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
 // Errors to one side add up beyond what is usual; each counts for little, so that it takes several.
 bool BoardSpeed::Detect(double error) {
   for (const size_t side : {size_t{0}, size_t{1}}) {
-    const double off = std::clamp(side == 0 ? error : -error, -kMostSurprise, kMostSurprise);
+    const double off = std::clamp(side == 0 ? error : -error, -kMaxSurprise, kMaxSurprise);
     sums_[side] = std::max(0.0, sums_[side] + off - kUsualPassError);
     counts_[side] = sums_[side] > 0 ? counts_[side] + 1 : 0;
-    if (sums_[side] < kBoardChangeSum || counts_[side] < kRecent - 1) continue;
+    if (sums_[side] < kBoardChangeSum || counts_[side] < kRecentPasses - 1) continue;
     sums_ = {};
     counts_ = {};
     return true;
@@ -177,11 +153,11 @@ bool BoardSpeed::Detect(double error) {
 
 // Of the last passes, an outlier aside; the present one is among them.
 double BoardSpeed::RecentMedian() const {
-  std::array<double, kRecent> sorted = recent_;
+  std::array<double, kRecentPasses> sorted = recent_;
   // The last three: those before may be from before the change.
   constexpr size_t kLast = 3;
   for (size_t i = 0; i < kLast; ++i) {
-    sorted[i] = recent_[(passes_ + kRecent - 1 - i) % kRecent];
+    sorted[i] = recent_[(passes_ + kRecentPasses - 1 - i) % kRecentPasses];
   }
   std::sort(sorted.begin(), sorted.begin() + kLast);
   return sorted[kLast / 2];

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "policy/call/level_pace.h"
+#include "policy/constants.h"
 
 namespace withy::policy {
 
@@ -20,8 +21,6 @@ struct PassShape {
   double rows_ms = 0;     // its rows, each as one of many of a prompt, at depth 0
   double depth_ms = 0;    // what the depth of its rows adds
   int32_t rows = 0;
-  // A pass of so many rows takes what computing them takes, one of fewer what reading weights does.
-  static constexpr int32_t kManyRows = 16;
   bool many_rows() const { return rows >= kManyRows; }
   // Adds rows of one call, `depth` tokens deep, at a level of that pace.
   void Add(const LevelPace& pace, int32_t added, int32_t depth, bool decodes);
@@ -80,12 +79,7 @@ class BoardSpeed {
   double MedianError() const;
 
  private:
-  // Errors that a change of speed is judged by, and that MedianError() looks at.
-  static constexpr size_t kRecent = 5;
-  static constexpr size_t kErrors = 64;
-
-  // Predicted times of passes that are judged together, and the blocks of them that are looked at.
-  static constexpr size_t kBlocks = 5;
+  static constexpr size_t kErrors = 64;  // that MedianError() looks at
 
   bool Detect(double error);
   double RecentMedian() const;
@@ -104,12 +98,12 @@ class BoardSpeed {
   double block_ms_ = 0;
   double block_predicted_ms_ = 0;
   uint32_t blocks_seen_ = 0;
-  std::array<double, kBlocks> blocks_ = {1, 1, 1, 1, 1};
+  std::array<double, kStallBlocks> blocks_ = {1, 1, 1, 1, 1};
   // Sums of errors in one direction (CUSUM): slower, faster; and how many made them.
   std::array<double, 2> sums_ = {};
   std::array<uint32_t, 2> counts_ = {};
-  std::array<double, kRecent> recent_ = {};  // log of measured / predicted, a ring
-  std::array<double, kErrors> errors_ = {};  // a ring
+  std::array<double, kRecentPasses> recent_ = {};  // log of measured / predicted, a ring
+  std::array<double, kErrors> errors_ = {};        // a ring
 };
 
 }  // namespace withy::policy

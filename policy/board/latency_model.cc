@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace withy::policy {
 namespace {
@@ -167,6 +168,15 @@ CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, cons
   demand.token_ms = predicted.tpot_ms;
   demand.row_ms = RowMs(own, live);
   return demand;
+}
+
+double RetryAfterMs(const CostParameters& cost, const LiveCorrection& live, uint32_t running) {
+  Load load;
+  load.slots = std::max(running, 1u);
+  const OtherCall open = {.remaining_tokens = std::numeric_limits<uint32_t>::max()};
+  load.running.assign(load.slots, open);
+  const Prediction next = Predict(cost, live, CallShape{}, load);
+  return std::clamp(next.wait_ms, kLeastRetryMs, kMostRetryMs);
 }
 
 double TlmMs(const LiveCorrection& live, size_t bytes) {

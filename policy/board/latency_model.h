@@ -78,6 +78,10 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,
                     const Prediction& predicted, const std::optional<CostParameters>& lowest = {});
 
+// How long a refused caller should wait: about until one of the `running` calls has ended. From
+// kLeastRetryMs to kMostRetryMs.
+double RetryAfterMs(const CostParameters& cost, const LiveCorrection& live, uint32_t running);
+
 // Reading and shortening a prompt of so many bytes; 0 while nothing is known.
 double TlmMs(const LiveCorrection& live, size_t bytes);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "policy/constants.h"
 #include "policy/testing.h"
 
 namespace withy::policy {
@@ -47,6 +48,18 @@ TEST(LatencyModelTest, FullSlotsMeanWaiting) {
 }
 
 // More load, more tokens or a higher level never make a call faster.
+TEST(LatencyModelTest, ARefusedCallerIsToldWhenASlotComesFree) {
+  LiveCorrection live = kNeutral;
+  live.mean_completion_tokens = 100;
+  EXPECT_DOUBLE_EQ(RetryAfterMs(kCost, live, 0), 2000);
+  EXPECT_DOUBLE_EQ(RetryAfterMs(kCost, live, 1), 2000);
+  EXPECT_DOUBLE_EQ(RetryAfterMs(kCost, live, 4), 2600) << "steps of four rows";
+  live.mean_completion_tokens = 1e9;
+  EXPECT_DOUBLE_EQ(RetryAfterMs(kCost, live, 1), kMostRetryMs);
+  live.mean_completion_tokens = 0;
+  EXPECT_DOUBLE_EQ(RetryAfterMs(kCost, live, 1), kLeastRetryMs);
+}
+
 TEST(LatencyModelTest, Monotone) {
   const unsigned seed = 99;
   std::mt19937 random(seed);

@@ -9,9 +9,6 @@
 namespace withy::policy {
 namespace {
 
-// Variance of an observation, in the unit of SpeedFit's prior.
-constexpr double kNoise = 0.25;
-
 // kPrior's inverse, its constant aside: of [[1, 1], [1, 4]].
 constexpr double kInverseRatio = 4.0 / 3, kInverseBoth = -1.0 / 3, kInverseDepth = 1.0 / 3;
 
@@ -57,7 +54,7 @@ void SpeedFit::Learn(const Work& work, double measured_ms, double short_ms, doub
   Move(step, {short_ms, work.base_ms, work.depth_ms}, short_ms);
   for (size_t i = 0; i < 3; ++i) {
     for (size_t j = 0; j < 3; ++j) {
-      covariance_[i][j] -= gain[i] * gain[j] / (variance + kNoise);
+      covariance_[i][j] -= gain[i] * gain[j] / (variance + kSpeedFitNoise);
       covariance_[i][j] += kForgetCovariance * (kPrior[i][j] - covariance_[i][j]);
     }
   }

@@ -18,6 +18,16 @@ struct StepLearnerOptions {
   int32_t max_rows = 256;
 };
 
+// A step that ran.
+struct ObservedPass {
+  PassShape shape;
+  double ms = 0;  // of computing
+  int64_t started_ns = 0;
+  int64_t ended_ns = 0;
+  bool preempted = false;  // by another step
+  bool streams_weights = false;
+};
+
 // Not thread-safe.
 class StepLearner {
  public:
@@ -33,15 +43,19 @@ class StepLearner {
   // A step took `ms` of computing. Returns the ratio of that to what such steps took before it; 1
   // where the step has too few rows of prompts to tell.
   double Observe(const StepPlan& plan, double ms);
-  // The same step, of any rows, as far as it tells the board's speed. When that is found to have
-  // changed, slowdown() follows at once.
-  void ObserveBoard(const PassShape& shape, double ms);
+  // The same step, of any rows, as far as it tells the board's speed; false: not at all. Steps
+  // behind a pause find cold caches (kColdPasses), and so does a step that another one preempted; a
+  // pass that streams weights tells of the disk. When the speed is found to have changed,
+  // slowdown() follows at once.
+  bool ObserveBoard(const ObservedPass& pass);
 
  private:
   const double full_row_ms_;
   PieceSizer sizer_;
   Slowdown slowdown_;
   BoardSpeed board_;
+  int64_t last_pass_ns_ = 0;  // end of the last step
+  int32_t warm_passes_ = 0;   // steps since the last pause
 };
 
 }  // namespace withy::policy

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
+#include "policy/constants.h"
+
 namespace withy::policy {
 namespace {
 
@@ -33,6 +36,28 @@ TEST(StepLearnerTest, OnlyStepsWithAnswersBoundThePiece) {
   EXPECT_EQ(learner.sizer().Rows(0), rows);
   learner.Observe(PlanOf(rows, 1, rows + 1), 100);
   EXPECT_LT(learner.sizer().Rows(0), rows);
+}
+
+// The slowdown that is learnt from passes that take twice what they should, `pause_ns` apart.
+double SlowdownAfter(int64_t pause_ns, ObservedPass pass) {
+  StepLearner learner(kOptions);
+  pass.shape = {.weights_ms = 10, .rows_ms = 1, .depth_ms = 0, .rows = 1};
+  int64_t now_ns = kNanosPerSecond;
+  for (int i = 0; i < 100; ++i) {
+    pass.started_ns = now_ns + pause_ns;
+    pass.ms = i < 50 ? 10 : 20;
+    now_ns = pass.ended_ns = pass.started_ns + static_cast<int64_t>(pass.ms * kNanosPerMilli);
+    learner.ObserveBoard(pass);
+  }
+  return learner.board().slowdown();
+}
+
+TEST(StepLearnerTest, WhatFindsColdCachesTeachesNothing) {
+  EXPECT_NEAR(SlowdownAfter(0, {}), 2, 0.2);
+  EXPECT_NEAR(SlowdownAfter(kColdPauseNs, {}), 2, 0.2);
+  EXPECT_EQ(SlowdownAfter(kColdPauseNs + 1, {}), 1) << "each is the first one behind a pause";
+  EXPECT_EQ(SlowdownAfter(0, {.preempted = true}), 1);
+  EXPECT_EQ(SlowdownAfter(0, {.streams_weights = true}), 1);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/clock.h"
-#include "base/delta_interval.h"
+#include "base/contract_limits.h"
 
 namespace withy::policy {
 namespace {

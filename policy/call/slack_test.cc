@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "base/delta_interval.h"
+#include "base/contract_limits.h"
 #include "gtest/gtest.h"
 
 namespace withy::policy {

@@ -11,13 +11,11 @@ namespace withy::policy {
 // the share of it that they take. Not thread-safe.
 class PieceSizer {
  public:
-  static constexpr int32_t kMinRows = 8;  // a step of fewer costs nearly the same
-
   // `us_per_row` is the first guess.
   PieceSizer(double us_per_row, int32_t piece_ms, int32_t max_rows);
 
-  // Rows of prompts beside `decode_rows` rows of answers; kMinRows..max_rows, multiples of 8.
-  // `share`: time of each row as a share of one of the full model, (0, 1].
+  // Rows of prompts beside `decode_rows` rows of answers; kFewestPieceRows..max_rows, multiples
+  // of 8. `share`: time of each row as a share of one of the full model, (0, 1].
   int32_t Rows(int32_t decode_rows, double share = 1) const;
   // A step whose rows are worth `full_rows` rows of the full model took `elapsed_us`.
   void Observe(double full_rows, double elapsed_us);

@@ -12,12 +12,12 @@ void StepPaceEstimate::Look(double done, double ms) {
   if (next_ > 0) wholes_ms_[known_++] = (ms - ms_) / (done - done_);
   done_ = done;
   ms_ = ms;
-  while (next_ < kLooks.size() && kLooks[next_] <= done) ++next_;
+  while (next_ < kStepLooks.size() && kStepLooks[next_] <= done) ++next_;
 }
 
 double StepPaceEstimate::WholeMs() const {
   if (known_ < 2) return 0;
-  std::array<double, kLooks.size()> wholes = wholes_ms_;
+  std::array<double, kStepLooks.size()> wholes = wholes_ms_;
   const auto middle = wholes.begin() + static_cast<int64_t>((known_ - 1) / 2);
   std::nth_element(wholes.begin(), middle, wholes.begin() + static_cast<int64_t>(known_));
   return *middle;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 
+#include "policy/constants.h"
+
 namespace withy::policy {
 
 // Estimates how long a step takes from looks at its first part. A board may be slower by half for
@@ -12,11 +14,8 @@ namespace withy::policy {
 // (docs/benchmarks.md, Slow passes).
 class StepPaceEstimate {
  public:
-  // Shares of its work after which the step is looked at.
-  static constexpr std::array<double, 4> kLooks = {0.04, 0.08, 0.12, 0.16};
-
-  // The next of kLooks; 1: there is none.
-  double next_look() const { return next_ < kLooks.size() ? kLooks[next_] : 1; }
+  // The next of kStepLooks; 1: there is none.
+  double next_look() const { return next_ < kStepLooks.size() ? kStepLooks[next_] : 1; }
   // `done` of the step's work, at least next_look(), has taken `ms` so far.
   void Look(double done, double ms);
   // Time of the whole step at the pace so far: the median between looks, the lower one of two,
@@ -26,7 +25,7 @@ class StepPaceEstimate {
 
  private:
   size_t next_ = 0;
-  std::array<double, kLooks.size()> wholes_ms_ = {};
+  std::array<double, kStepLooks.size()> wholes_ms_ = {};
   size_t known_ = 0;
   double done_ = 0;  // at the last look
   double ms_ = 0;
@@ -35,9 +34,6 @@ class StepPaceEstimate {
 // Ratio of what rows of prompts took of late to LevelPace.
 class Slowdown {
  public:
-  // The time of a step of fewer rows is that of reading the weights, and says nothing of rows.
-  static constexpr size_t kMinRows = 16;
-
   double value() const { return value_; }
   // A step took `ms` whose rows take `expected_ms` by LevelPace.
   void Observe(double ms, double expected_ms);

@@ -5,14 +5,16 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "policy/constants.h"
 #include "policy/step/step_plan.h"
 
 namespace withy::serving {
 namespace {
 
-// Rows whose blocks are claimed before they are computed: of a prompt, of an answer.
-int32_t PromptRowsAhead(const SessionEnv& env) { return 2 * env.prompt_rows; }
-constexpr int32_t kAnswerRowsAhead = engine::kChunkTokens / 2;
+// Rows of a prompt whose blocks are claimed before they are computed.
+int32_t PromptRowsAhead(const SessionEnv& env) {
+  return policy::kPiecesClaimedAhead * env.prompt_rows;
+}
 
 // Chunks that the session of a stateless call will claim first, when its prompt is counted.
 int32_t ChunksToBegin(const CallRequest& request, const SessionEnv& env) {
@@ -28,7 +30,8 @@ int32_t TokensToNeed(const CallRequest& request, const SessionEnv& env) {
   if (request.whole_tokens <= 0) return env.window;
   const int64_t drafts = request.speculation == policy::SpeculationMode::kOff ? 0 : env.draft_slots;
   const int64_t tokens = int64_t{request.whole_tokens} + request.answer.max_tokens + drafts;
-  return static_cast<int32_t>(std::min<int64_t>(tokens + kAnswerRowsAhead, env.window));
+  return static_cast<int32_t>(
+      std::min<int64_t>(tokens + policy::kAnswerRowsClaimedAhead, env.window));
 }
 
 absl::Status TooManyTasks() {
@@ -199,7 +202,8 @@ void CallLeases::PostTask(Ticket ticket, Task task) {
 }
 
 void CallLeases::ClaimAhead(Call& call) {
-  const int32_t rows = call.session->decoding() ? kAnswerRowsAhead : PromptRowsAhead(env_);
+  const int32_t rows =
+      call.session->decoding() ? policy::kAnswerRowsClaimedAhead : PromptRowsAhead(env_);
   if (const auto range = call.session->NextClaim(rows)) {
     call.lease->Claim(range->first, range->count);
   }

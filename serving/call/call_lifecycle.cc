@@ -6,17 +6,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "policy/call/start_order.h"
+#include "policy/constants.h"
 
 namespace withy::serving {
 namespace {
 
-// A reader that takes nothing for this long has gone.
-constexpr int64_t kStalledReaderNs = 30 * kNanosPerSecond;
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
-// KV of which nothing arrives for this long is computed instead.
-constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
 // How often a call that waits for KV asks for chunks to compute instead.
 constexpr absl::Duration kLoadPoll = absl::Milliseconds(10);
 
@@ -165,7 +163,7 @@ void CallLifecycle::FollowLoads() {
       call->session->MayTakeOverAgain();
       leases_.TakeOverAhead(*call);
     }
-    if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= kStuckLoadNs) continue;
+    if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= policy::kStuckLoadNs) continue;
     metrics_.Faulted();
     call->kv_wait_since_ns = 0;
     runner_.AbandonStepOf(*call);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 
 namespace withy::serving {
 
@@ -46,10 +47,10 @@ bool IdleScorer::AwaitsReader() {
   }
   const int64_t now = clock_.SteadyNanos();
   if (full_since_ns_ == 0) full_since_ns_ = now;
-  if (now - full_since_ns_ > absl::ToInt64Nanoseconds(kReaderPatience)) {
+  if (now - full_since_ns_ > kStalledReaderNs) {
     Fail(absl::ResourceExhaustedError(absl::StrCat("scoring was ended: nothing of it was read for ",
-                                                   absl::FormatDuration(kReaderPatience),
-                                                   "; read the stream as it comes")));
+                                                   kStalledReaderNs / kNanosPerSecond,
+                                                   " s; read the stream as it comes")));
   }
   return true;
 }

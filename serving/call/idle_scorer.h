@@ -32,8 +32,6 @@ class ScoreSink {
 // For the engine thread.
 class IdleScorer {
  public:
-  // A reader that takes nothing for this long has gone.
-  static constexpr absl::Duration kReaderPatience = absl::Seconds(30);
   // How often a full sink is looked at.
   static constexpr absl::Duration kReaderPoll = absl::Milliseconds(5);
 

@@ -6,6 +6,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "base/thread_role.h"
+#include "policy/constants.h"
 
 namespace withy::serving {
 namespace {
@@ -37,9 +38,6 @@ std::vector<policy::LevelPace> GuessLevelPaces(const engine::ModelInfo& info,
   return paces;
 }
 
-// A pass that streams weights takes nearly the same time for one row as for many.
-constexpr double kStreamedStepsInPiece = 2;
-
 StepRunnerOptions RunnerOptions(const engine::Model& model, const SessionEnv& env,
                                 const engine::StepCost& cost, const SchedulerOptions& options) {
   const engine::ModelInfo& info = model.info();
@@ -55,8 +53,8 @@ StepRunnerOptions RunnerOptions(const engine::Model& model, const SessionEnv& en
                     .max_rows = std::max(options.max_piece_rows, env.prompt_rows)};
   if (model.weight_stats().streams()) {
     const double pass_ms = cost.decode_us / 1e3;
-    runner.learner.piece_ms =
-        std::max(runner.learner.piece_ms, static_cast<int32_t>(kStreamedStepsInPiece * pass_ms));
+    runner.learner.piece_ms = std::max(
+        runner.learner.piece_ms, static_cast<int32_t>(policy::kStreamedStepsInPiece * pass_ms));
   }
   return runner;
 }

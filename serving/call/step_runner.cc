@@ -283,22 +283,22 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
   return batch;
 }
 
-// Tells how fast the board is by a computed batch. Steps behind a pause find cold caches, and so
-// does a step that another one preempted; a pass that streams weights tells of the disk.
+// Tells how fast the board is by a computed batch.
 void StepRunner::ObserveBoard(const StepBatch& batch, int64_t ended_ns) {
-  constexpr int64_t kPauseNs = 5 * kNanosPerMilli;
-  constexpr int32_t kColdPasses = 2;
-  const int64_t pause_ns = batch.started_ns - std::exchange(last_pass_ns_, ended_ns);
-  warm_passes_ = pause_ns > kPauseNs ? 0 : warm_passes_ + 1;
-  if (warm_passes_ < kColdPasses || batch.preempted || levels_.empty() || StreamsWeights()) return;
+  if (levels_.empty()) return;
   policy::PassShape shape;
   for (const StepBatch::Part& part : batch.parts) {
     const size_t level = LevelOf(*part.call).value_or(levels_.size() - 1);
     const int32_t depth = part.call->session->computed();
     shape.Add(levels_[level], part.rows, depth, part.decode);
   }
-  learner_.ObserveBoard(shape, Millis(batch.computed_ns));
-  metrics_.Board(learner_.board());
+  const bool tells = learner_.ObserveBoard({.shape = shape,
+                                            .ms = Millis(batch.computed_ns),
+                                            .started_ns = batch.started_ns,
+                                            .ended_ns = ended_ns,
+                                            .preempted = batch.preempted,
+                                            .streams_weights = StreamsWeights()});
+  if (tells) metrics_.Board(learner_.board());
 }
 
 // Gives each call of a computed batch its tokens or its progress, then lets each go on.

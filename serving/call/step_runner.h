@@ -106,8 +106,6 @@ class StepRunner {
   const size_t vocab_;
   policy::StepLearner learner_;
   const int32_t rows_without_answers_;
-  int64_t last_pass_ns_ = 0;  // end of the last step
-  int32_t warm_passes_ = 0;   // steps since the last pause
   Speculator speculator_;
   std::unique_ptr<StepBatch> under_way_;  // begun and not over
   std::vector<Task> deferred_;

@@ -158,6 +158,10 @@ TEST_F(ProfilerE2e, WithyctlPrintsWhereTheTimeGoes) {
               HasSubstr("\"covered_s\""));
   EXPECT_THAT(Withyctl({"profile", "phases", "--window-s", "0"}, 2), HasSubstr("window-s"));
   Withyctl({"profile", "kernels"});
+  const std::string spans = Withyctl({"profile", "spans", "--limit", "5", "--json"});
+  EXPECT_EQ(std::count(spans.begin(), spans.end(), '\n'), 5) << spans;
+  EXPECT_THAT(spans, HasSubstr("\"started_ns\""));
+  EXPECT_THAT(Withyctl({"profile", "spans", "--limit", "0"}, 2), HasSubstr("limit"));
   EXPECT_THAT(Withyctl({"profile", "timeline", "--seconds", "61", "--out", "x"}, 2),
               HasSubstr("seconds"));
   EXPECT_THAT(Withyctl({"profile", "timeline", "--out", board_->dir() + "/no/such/file"}, 1),
