@@ -20,7 +20,7 @@ struct StepLearnerOptions {
 
 // A step that ran.
 struct ObservedPass {
-  PassShape shape;
+  PassShape shape = {};
   double ms = 0;  // of computing
   int64_t started_ns = 0;
   int64_t ended_ns = 0;
