@@ -8,13 +8,15 @@
 
 namespace withy::profiler_agent {
 
-// Upper bounds (inclusive) of the exported buckets in nanoseconds, 1 µs (a kernel) to 60 s (a
-// call); one more bucket counts longer durations.
-inline constexpr std::array<int64_t, 24> kBucketBoundsNs = {
-    1'000,         2'500,         5'000,         10'000,         25'000,         50'000,
-    100'000,       250'000,       500'000,       1'000'000,      2'500'000,      5'000'000,
-    10'000'000,    25'000'000,    50'000'000,    100'000'000,    250'000'000,    500'000'000,
-    1'000'000'000, 2'500'000'000, 5'000'000'000, 10'000'000'000, 30'000'000'000, 60'000'000'000};
+// Upper bounds (inclusive) of the exported buckets in nanoseconds, 1 µs (a kernel) to 10 minutes (a
+// long answer of a slow board); one more bucket counts longer durations.
+inline constexpr std::array<int64_t, 27> kBucketBoundsNs = {
+    1'000,           2'500,          5'000,          10'000,         25'000,
+    50'000,          100'000,        250'000,        500'000,        1'000'000,
+    2'500'000,       5'000'000,      10'000'000,     25'000'000,     50'000'000,
+    100'000'000,     250'000'000,    500'000'000,    1'000'000'000,  2'500'000'000,
+    5'000'000'000,   10'000'000'000, 30'000'000'000, 60'000'000'000, 120'000'000'000,
+    300'000'000'000, 600'000'000'000};
 
 // A plain value of about 5 KB.
 class LatencyHistogram {

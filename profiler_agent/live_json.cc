@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/call_name.h"
 #include "base/clock.h"
 #include "profiler_agent/exporter.h"
 #include "profiler_agent/shares.h"
@@ -61,7 +62,7 @@ json CallsJson(const std::vector<CallRow>& calls, int64_t now_ns) {
   json rows = json::array();
   for (const CallRow& call : calls) {
     if (call.ended_ns == 0) continue;
-    rows.push_back({{"id", std::to_string(call.id)},
+    rows.push_back({{"id", CallName(call.id)},
                     {"ago_s", AgoSeconds(call.ended_ns, now_ns)},
                     {"queue_ms", Rounded(call.queue_ms)},
                     {"ttft_ms", Rounded(call.ttft_ms)},
@@ -119,7 +120,7 @@ json TimelineJson(const SpanSet& set, int64_t now_ns) {
     const std::string& name = set.texts[stored.name];
     if (span.kind == SpanKind::kKernel || name.starts_with("slo_")) continue;
     spans.push_back({set.texts[stored.process], name,
-                     span.call_id == 0 ? "" : std::to_string(span.call_id),
+                     span.call_id == 0 ? "" : CallName(span.call_id),
                      Rounded(-Millis(now_ns - span.started_ns)),
                      Rounded(Millis(span.ended_ns - span.started_ns))});
   }

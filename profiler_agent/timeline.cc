@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/call_name.h"
 #include "base/clock.h"
 #include "withy/v1/timeline.pb.h"
 
@@ -159,7 +160,8 @@ class Writer {
           .push_back(SliceOf(*span));
     }
     for (const auto& [call, slices] : calls) {
-      WriteSlices(slices, [&, id = call] { return NewNamed(absl::StrCat("call ", id), uuid); });
+      WriteSlices(slices,
+                  [&, id = call] { return NewNamed(absl::StrCat("call ", CallName(id)), uuid); });
     }
     for (const auto& [thread, own] : kernels) {
       WriteSlices(UnderPasses(own, passes), [&, id = thread] {
@@ -261,7 +263,11 @@ class Writer {
       annotation->set_name_iid(fact);
       annotation->set_uint_value(value);
     };
-    if (span.call_id != 0) add(kCall, span.call_id);
+    if (span.call_id != 0) {
+      proto::DebugAnnotation* call = event->add_debug_annotations();
+      call->set_name_iid(kCall);
+      call->set_string_value(CallName(span.call_id));
+    }
     if (span.sequence != 0) add(kSequence, span.sequence);
     const bool kernel = span.kind == SpanKind::kKernel;
     if (kernel || span.value != 0) add(kernel ? kLayer : kValue, span.value);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/call_name.h"
 #include "base/test_seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -167,8 +168,8 @@ TEST(TimelineTest, KernelsLieUnderTheirPassOnTheirThread) {
     }
   }
   const Trace trace(spans.set());
-  EXPECT_THAT(trace.NamesOn("call 7"), ElementsAre("decode"));
-  EXPECT_EQ(trace.parents().at("call 7"), "model_worker");
+  EXPECT_THAT(trace.NamesOn("call " + CallName(7)), ElementsAre("decode"));
+  EXPECT_EQ(trace.parents().at("call " + CallName(7)), "model_worker");
   for (const char* thread : {"compute model_worker", "compute model_worker'"}) {
     const std::vector<Slice>& slices = trace.tracks().at(thread);
     ASSERT_THAT(slices, SizeIs(4));
@@ -205,8 +206,8 @@ TEST(TimelineTest, SpansThatOverlapGetFurtherTracks) {
   spans.Add("model_worker", 2, "prefill", 20, 40, 7);
   spans.Add("model_worker", 2, "sampling", 35, 40, 7);
   const Trace trace(spans.set());
-  EXPECT_THAT(trace.NamesOn("call 7"), ElementsAre("load", "sampling"));
-  EXPECT_THAT(trace.NamesOn("call 7'"), ElementsAre("prefill"));
+  EXPECT_THAT(trace.NamesOn("call " + CallName(7)), ElementsAre("load", "sampling"));
+  EXPECT_THAT(trace.NamesOn("call " + CallName(7) + "'"), ElementsAre("prefill"));
 }
 
 TEST(TimelineTest, KernelsOfAnUnrecordedPassLieUnderAPass) {

@@ -1,6 +1,7 @@
 #include "rpc/daemon.h"
 
 #include <fcntl.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -14,9 +15,12 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -91,11 +95,45 @@ std::string BinaryName(std::string_view name) {
   return text;
 }
 
+// The level of a message as the journal reads it at the start of a line: sd-daemon(3).
+class JournalPriority final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm& /*time*/,
+              spdlog::memory_buf_t& to) override {
+    const std::string_view priority = PriorityOf(message.level);
+    to.append(priority.data(), priority.data() + priority.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<JournalPriority>();
+  }
+
+ private:
+  static std::string_view PriorityOf(spdlog::level::level_enum level) {
+    switch (level) {
+      case spdlog::level::critical:
+        return SD_CRIT;
+      case spdlog::level::err:
+        return SD_ERR;
+      case spdlog::level::warn:
+        return SD_WARNING;
+      case spdlog::level::info:
+        return SD_INFO;
+      default:
+        return SD_DEBUG;
+    }
+  }
+};
+
 void SetUpLog(const std::string& name, const std::string& level) {
   auto logger = spdlog::stderr_logger_mt(name);
   // Under systemd the journal adds the time.
-  logger->set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v"
-                                                               : "%Y-%m-%d %H:%M:%S.%e %n %l %v");
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  if (std::getenv("JOURNAL_STREAM") != nullptr) {
+    formatter->add_flag<JournalPriority>('*').set_pattern("%*%l %v");
+  } else {
+    formatter->set_pattern("%Y-%m-%d %H:%M:%S.%e %n %l %v");
+  }
+  logger->set_formatter(std::move(formatter));
   logger->set_level(spdlog::level::from_str(level));  // valid: FillDefaults has checked it
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(logger);

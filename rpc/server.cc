@@ -5,6 +5,9 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/impl/server_initializer.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -55,6 +58,49 @@ class Server::Waker {
   std::thread thread_;  // last, because it uses the other members
 };
 
+namespace {
+
+// Writes the names of a server's services to `*names` when it is built.
+class ServiceNames final : public grpc::ServerBuilderOption {
+ public:
+  explicit ServiceNames(std::vector<std::string>* names) : names_(names) {}
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<Plugin>(names_));
+  }
+
+ private:
+  class Plugin final : public grpc::ServerBuilderPlugin {
+   public:
+    explicit Plugin(std::vector<std::string>* names) : names_(names) {}
+    std::string name() override { return "withy service names"; }
+    void InitServer(grpc::ServerInitializer* /*server*/) override {}
+    void Finish(grpc::ServerInitializer* server) override { *names_ = *server->GetServiceList(); }
+    void ChangeArguments(const std::string& /*name*/, void* /*value*/) override {}
+
+   private:
+    std::vector<std::string>* const names_;
+  };
+
+  std::vector<std::string>* const names_;
+};
+
+// Closes connections whose client is gone without a word (a cable pulled, a machine that stopped),
+// and lets clients ask likewise.
+void CloseDeadConnections(grpc::ServerBuilder* builder) {
+  constexpr int kAskAfterMs = 60'000;  // without traffic
+  constexpr int kAnswerWithinMs = 20'000;
+  constexpr int kClientsAskEveryMs = 10'000;  // more often is abuse
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kAskAfterMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kAnswerWithinMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // as many as needed
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kClientsAskEveryMs);
+}
+
+}  // namespace
+
 Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
@@ -71,6 +117,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   self->answers_ = options.answers;
   grpc::ServerBuilder builder;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  CloseDeadConnections(&builder);
+  std::vector<std::string> names;
+  builder.SetOption(std::make_unique<ServiceNames>(&names));
   builder.SetMaxReceiveMessageSize(options.max_request_bytes);
   std::vector<int> ports(options.listen.size(), 0);
   for (size_t i = 0; i < options.listen.size(); ++i) {
@@ -104,6 +153,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
       self->addresses_.push_back(
           absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]));
     }
+  }
+  for (const std::string& name : names) {
+    self->server_->GetHealthCheckService()->SetServingStatus(name, false);
   }
   self->SetServing(false);
   self->waker_ = std::make_unique<Waker>(self->server_->InProcessChannel(grpc::ChannelArguments()));

@@ -127,6 +127,11 @@ TEST_F(BoardPowerTest, JetPack4GivesMilliwatts) {
 TEST_F(BoardPowerTest, ABatteryCountsWhileItDischarges) {
   const std::string battery = "class/power_supply/battery/";
   Write("class/power_supply/ac/type", "Mains");
+  const std::string mouse = "class/power_supply/a_mouse/";  // comes first
+  Write(mouse + "type", "Battery");
+  Write(mouse + "scope", "Device");
+  Write(mouse + "status", "Discharging");
+  Write(mouse + "power_now", "3000000");
   Write(battery + "type", "Battery");
   Write(battery + "status", "Discharging");
   Write(battery + "current_now", "-500000");  // uA; the sign is the driver's matter

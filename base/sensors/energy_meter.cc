@@ -184,6 +184,7 @@ std::unique_ptr<EnergyMeter> FindIna3221x(const fs::path& sys) {
 std::unique_ptr<EnergyMeter> FindBattery(const fs::path& sys) {
   for (const fs::path& supply : Entries(sys / "class/power_supply")) {
     if (ReadWord(supply / "type") != "Battery") continue;
+    if (ReadWord(supply / "scope") == "Device") continue;  // of a mouse, not of the board
     PowerMeter::Rail rail{.first = supply / "power_now", .watts = 1e-6};
     if (!ReadNumber(rail.first).has_value()) {
       rail = {.first = supply / "current_now", .second = supply / "voltage_now", .watts = 1e-12};

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/call_name.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -129,8 +130,18 @@ int RunTimeline(const Args& args) {
   return kExitOk;
 }
 
+// The call that --call names; none without it.
+absl::StatusOr<std::optional<uint64_t>> CallOf(const Args& args) {
+  if (!args.Has("call")) return std::nullopt;
+  const std::optional<uint64_t> call = ParseCallName(args.Get("call"));
+  if (call.has_value()) return call;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--call is \"", args.Get("call"),
+                   "\": it must be the id of a call, up to 16 hexadecimal digits"));
+}
+
 int RunSpans(const Args& args) {
-  const auto call = args.Unsigned("call");
+  const auto call = CallOf(args);
   if (!call.ok()) return FailUsage(ToStd(call.status().message()));
   const auto limit = args.Integer("limit", 1, kMostSpans);
   if (!limit.ok()) return FailUsage(ToStd(limit.status().message()));
@@ -148,7 +159,7 @@ int RunSpans(const Args& args) {
 int RunWatch(const Args& args) {
   const auto seconds = args.Integer("seconds", 1, kMostWindowSeconds);
   if (!seconds.ok()) return FailUsage(ToStd(seconds.status().message()));
-  const auto call = args.Unsigned("call");
+  const auto call = CallOf(args);
   if (!call.ok()) return FailUsage(ToStd(call.status().message()));
   const auto client = Client::Open(args);
   if (!client.ok()) return Fail(client.status());
@@ -196,15 +207,17 @@ std::vector<Command> ProfileCommands() {
                            {"out", "FILE", "the file to write, for example trace.perfetto-trace"}}),
            RunTimeline},
           {"profile spans", "", "print the latest spans, or those of one call",
-           WithConnection({{"call", "ID", "only spans of this call"},
-                           {"limit", "N", "how many at most, up to 100000 (default 1000)"},
-                           {"json", "", "print JSON, one span a line"}}),
+           WithConnection(
+               {{"call", "ID", "only spans of this call, as `withyctl generate` and logs name it"},
+                {"limit", "N", "how many at most, up to 100000 (default 1000)"},
+                {"json", "", "print JSON, one span a line"}}),
            RunSpans},
           {"profile watch", "", "print spans as they come",
-           WithConnection({{"seconds", "N", "how long (default 10)"},
-                           {"call", "ID", "only spans of this call"},
-                           {"kernels", "", "kernels, too"},
-                           {"json", "", "print JSON, one span a line"}}),
+           WithConnection(
+               {{"seconds", "N", "how long (default 10)"},
+                {"call", "ID", "only spans of this call, as `withyctl generate` and logs name it"},
+                {"kernels", "", "kernels, too"},
+                {"json", "", "print JSON, one span a line"}}),
            RunWatch}};
 }
 

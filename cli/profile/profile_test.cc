@@ -86,7 +86,7 @@ TEST(ProfileTextTest, ASpanIsALine) {
   span.set_started_ns(2'500'000'000);
   span.set_ended_ns(2'501'000'000);
   EXPECT_THAT(SpanText(span), AllOf(HasSubstr("2.500000"), HasSubstr("decode"), HasSubstr("1 ms"),
-                                    HasSubstr("call 7\n")));
+                                    HasSubstr("call 0000000000000007\n")));
 }
 
 }  // namespace

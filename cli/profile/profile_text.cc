@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/call_name.h"
 #include "base/strings.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
@@ -81,11 +82,11 @@ std::string TimelineText(const v1::TimelineSummary& summary, std::string_view pa
 }
 
 std::string SpanText(const v1::Span& span) {
-  return absl::StrFormat("%14.6f  %-14s %-6s %-18s %10s%s%s\n", span.started_ns() * 1e-9,
-                         span.process(), span.kind(), span.name(),
-                         Duration((span.ended_ns() - span.started_ns()) * 1e-6),
-                         span.call_id() == 0 ? "" : absl::StrCat("  call ", span.call_id()),
-                         span.value() == 0 ? "" : absl::StrCat("  value ", span.value()));
+  return absl::StrFormat(
+      "%14.6f  %-14s %-6s %-18s %10s%s%s\n", span.started_ns() * 1e-9, span.process(), span.kind(),
+      span.name(), Duration((span.ended_ns() - span.started_ns()) * 1e-6),
+      span.call_id() == 0 ? "" : absl::StrCat("  call ", CallName(span.call_id())),
+      span.value() == 0 ? "" : absl::StrCat("  value ", span.value()));
 }
 
 }  // namespace withy::cli

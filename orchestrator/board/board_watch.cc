@@ -30,16 +30,23 @@ BoardWatch::BoardWatch(const std::string& root, bool limits_heat, bool gpus, con
       nvml_(gpus ? Nvml::Open(root) : nullptr),
       gpus_(gpus ? GpuSensors::Find(root, nvml_) : GpuSensors()),
       meter_(EnergyMeter::Find(root, nvml_)),
-      power_(recorder.gauge({.name = "withy_board_power_watts",
-                             .help = "Power of the board; 0 without a meter.",
-                             .unit = telemetry::Unit::kMillionths})),
-      energy_(recorder.counter({.name = "withy_board_energy_joules_total",
-                                .help = "Energy of the board since the orchestrator started.",
-                                .unit = telemetry::Unit::kMillionths})),
+      power_(meter_ == nullptr ? nullptr
+                               : &recorder.gauge({.name = "withy_board_power_watts",
+                                                  .help = "Power of the board.",
+                                                  .unit = telemetry::Unit::kMillionths})),
+      energy_(
+          meter_ == nullptr
+              ? nullptr
+              : &recorder.counter({.name = "withy_board_energy_joules_total",
+                                   .help = "Energy of the board since the orchestrator started.",
+                                   .unit = telemetry::Unit::kMillionths})),
       temperature_(
-          recorder.gauge({.name = "withy_board_temperature_celsius",
-                          .help = "Temperature of the zone that is nearest to its trip point.",
-                          .unit = telemetry::Unit::kMillionths})),
+          zones_.empty() && gpus_.Read().empty()
+              ? nullptr
+              : &recorder.gauge({.name = "withy_board_temperature_celsius",
+                                 .help = "Temperature of the zone that is nearest to its trip "
+                                         "point.",
+                                 .unit = telemetry::Unit::kMillionths})),
       steps_(
           recorder.gauge({.name = "withy_thermal_steps",
                           .help = "Levels that the model stays below the whole one for heat."})) {
@@ -83,7 +90,7 @@ void BoardWatch::Look() {
   absl::MutexLock lock(&mutex_);
   const int64_t now = Read();
   ledger_.Read(joules_, now);
-  power_.Set(Millionths(ledger_.watts()));
+  if (power_ != nullptr) power_->Set(Millionths(ledger_.watts()));
   LookAtHeat();
 }
 
@@ -91,26 +98,29 @@ int64_t BoardWatch::Read() {
   const int64_t now = clock_.SteadyNanos();
   if (meter_ == nullptr) return now;
   const double joules = meter_->Joules(now);
-  energy_.Add(static_cast<uint64_t>(Millionths(std::max(0.0, joules - joules_))));
+  energy_->Add(static_cast<uint64_t>(Millionths(std::max(0.0, joules - joules_))));
   joules_ = std::max(joules, joules_);
   return now;
 }
 
 void BoardWatch::MakeGpuGauges(telemetry::Recorder& recorder) {
   for (const GpuReading& gpu : gpus_.Read()) {
-    const auto gauge = [&](std::string_view name, std::string_view help, telemetry::Unit unit) {
+    const auto gauge = [&](const std::optional<double>& read, std::string_view name,
+                           std::string_view help, telemetry::Unit unit) -> telemetry::Gauge* {
+      if (!read.has_value()) return nullptr;  // its driver does not tell it
       return &recorder.gauge(
           {.name = name, .help = help, .unit = unit, .label_key = "gpu", .label_value = gpu.gpu});
     };
     using enum telemetry::Unit;
     gpu_gauges_.push_back(
-        {.celsius = gauge("withy_gpu_temperature_celsius", "Temperature of a GPU.", kMillionths),
-         .watts = gauge("withy_gpu_power_watts", "Power of a GPU, where its driver tells it.",
-                        kMillionths),
-         .clock_hz = gauge("withy_gpu_clock_hertz", "Clock of a GPU's multiprocessors.", kOne),
-         .busy =
-             gauge("withy_gpu_busy_ratio", "Share of time in which a GPU computes.", kMillionths),
-         .memory_bytes = gauge("withy_gpu_memory_used_bytes",
+        {.celsius = gauge(gpu.celsius, "withy_gpu_temperature_celsius", "Temperature of a GPU.",
+                          kMillionths),
+         .watts = gauge(gpu.watts, "withy_gpu_power_watts", "Power of a GPU.", kMillionths),
+         .clock_hz = gauge(gpu.clock_hz, "withy_gpu_clock_hertz",
+                           "Clock of a GPU's multiprocessors.", kOne),
+         .busy = gauge(gpu.busy, "withy_gpu_busy_ratio", "Share of time in which a GPU computes.",
+                       kMillionths),
+         .memory_bytes = gauge(gpu.memory_used_bytes, "withy_gpu_memory_used_bytes",
                                "Memory of a GPU in use, by all programs.", kOne)});
   }
 }
@@ -121,11 +131,14 @@ void BoardWatch::LookAtGpus(std::vector<ThermalReading>* readings) {
   for (size_t i = 0; i < gpus.size(); ++i) {
     const GpuReading& gpu = gpus[i];
     const GpuGauges& gauges = gpu_gauges_[i];
-    gauges.celsius->Set(Millionths(gpu.celsius.value_or(0)));
-    gauges.watts->Set(Millionths(gpu.watts.value_or(0)));
-    gauges.clock_hz->Set(std::llround(gpu.clock_hz.value_or(0)));
-    gauges.busy->Set(Millionths(gpu.busy.value_or(0)));
-    gauges.memory_bytes->Set(std::llround(gpu.memory_used_bytes.value_or(0)));
+    const auto set = [](telemetry::Gauge* gauge, const std::optional<double>& value, double unit) {
+      if (gauge != nullptr && value.has_value()) gauge->Set(std::llround(*value * unit));
+    };
+    set(gauges.celsius, gpu.celsius, 1e6);
+    set(gauges.watts, gpu.watts, 1e6);
+    set(gauges.clock_hz, gpu.clock_hz, 1);
+    set(gauges.busy, gpu.busy, 1e6);
+    set(gauges.memory_bytes, gpu.memory_used_bytes, 1);
     // A zone of /sys tells for itself.
     if (nvml_ != nullptr && gpu.celsius.has_value()) {
       ThermalReading reading{.zone = absl::StrCat("gpu", gpu.gpu), .celsius = *gpu.celsius};
@@ -149,7 +162,7 @@ void BoardWatch::LookAtHeat() {
       readings.begin(), readings.end(), [&](const ThermalReading& a, const ThermalReading& b) {
         return std::pair(room(a), -a.celsius) < std::pair(room(b), -b.celsius);
       });
-  temperature_.Set(Millionths(hottest_.celsius));
+  if (temperature_ != nullptr) temperature_->Set(Millionths(hottest_.celsius));
   if (!limits_heat_) return;
   const uint32_t before = limit_.steps();
   limit_.Observe(room(hottest_), now);

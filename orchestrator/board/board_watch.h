@@ -76,7 +76,7 @@ class BoardWatch {
   policy::EnergyLedger ledger_ ABSL_GUARDED_BY(mutex_);
   policy::ThermalLimit limit_ ABSL_GUARDED_BY(mutex_);
   ThermalReading hottest_ ABSL_GUARDED_BY(mutex_);  // with the least room
-  struct GpuGauges {
+  struct GpuGauges {                                // null: its driver does not tell it
     telemetry::Gauge* celsius;
     telemetry::Gauge* watts;
     telemetry::Gauge* clock_hz;
@@ -84,9 +84,9 @@ class BoardWatch {
     telemetry::Gauge* memory_bytes;
   };
   std::vector<GpuGauges> gpu_gauges_ ABSL_GUARDED_BY(mutex_);  // as GpuSensors::Read
-  telemetry::Gauge& power_;
-  telemetry::Counter& energy_;
-  telemetry::Gauge& temperature_;
+  telemetry::Gauge* const power_;                              // null: no meter
+  telemetry::Counter* const energy_;                           // null: no meter
+  telemetry::Gauge* const temperature_;                        // null: no sensor
   telemetry::Gauge& steps_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -9,15 +9,18 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/config.h"
 #include "orchestrator/testing.h"
+#include "telemetry/reader.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -168,6 +171,21 @@ TEST_F(BoardWatchTest, GpusHaveGauges) {
   EXPECT_EQ(gauge("withy_gpu_memory_used_bytes", "0"), int64_t{10} << 30);
   EXPECT_EQ(gauge("withy_gpu_power_watts", "1"), 0) << "it is lost";
   EXPECT_EQ(gauge("withy_board_temperature_celsius", ""), 40'000'000);
+}
+
+// What no sensor measures is absent, and not 0.
+TEST_F(BoardWatchTest, NoSensorIsNoMetric) {
+  fs::create_directories(root_ + "/sys");
+  const auto recorder = *telemetry::Recorder::Open(root_ + "/rings", "orchestrator");
+  const BoardWatch watch(root_, /*limits_heat=*/true, /*gpus=*/false, Clock::Real(), *recorder);
+  const auto reader = *telemetry::Reader::Open(root_ + "/rings");
+  reader->Drain([](auto&&...) {});
+  std::vector<std::string> names;
+  for (const telemetry::SourceInfo& source : reader->Sources()) {
+    for (const telemetry::MetricSample& metric : source.metrics) names.push_back(metric.name);
+  }
+  EXPECT_THAT(names, Contains("withy_thermal_steps"));
+  EXPECT_THAT(names, Not(Contains(HasSubstr("withy_board_"))));
 }
 
 // The library keeps a card awake: it is left alone where no model may be on a GPU.

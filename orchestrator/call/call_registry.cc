@@ -1,11 +1,9 @@
 #include "orchestrator/call/call_registry.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "base/call_name.h"
 
 namespace withy::orchestrator {
-
-std::string CallName(uint64_t id) { return absl::StrFormat("%016x", id); }
 
 bool CallRegistry::BeginRequest(const RequestName& name) {
   absl::MutexLock lock(&mutex_);

@@ -17,9 +17,6 @@
 
 namespace withy::orchestrator {
 
-// As GenerateStarted.call_id and the logs name a call.
-std::string CallName(uint64_t id);
-
 // Thread-safe.
 class CallRegistry {
  public:

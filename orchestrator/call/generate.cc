@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/call_name.h"
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/call_name.h"
 #include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
