@@ -72,7 +72,7 @@ absl::StatusOr<Attached> ArenaKeeper::Attach(WorkerInstance worker, const Geomet
   Attached attached;
   {
     absl::MutexLock lock(&book_.mutex());
-    if (geometry != book_.table().geometry()) book_.AwaitWriters();
+    if (geometry != book_.table().kv().geometry) book_.AwaitWriters();
     WITHY_ASSIGN_OR_RETURN(attached, book_.table().Attach(worker, geometry));
     book_.table().SetPublicChunks(std::move(public_chunks));
     ended = book_.TakeEnded(attached.ended);
@@ -102,7 +102,7 @@ absl::StatusOr<ArenaOffer> ArenaKeeper::ConnectWorker(WorkerInstance worker, uin
     table.WorkerConnected(worker);
     offer.epoch = epoch;
     offer.arena_bytes = arena().bytes();
-    offer.block_bytes = table.geometry().block_bytes;
+    offer.block_bytes = table.kv().geometry.block_bytes;
   }
   RecordBatch batch;
   batch.PutNote(WorkerKey(worker), Encode(record));  // a full disk refuses no worker

@@ -120,8 +120,8 @@ uint64_t LeaseDesk::BytesToLoad(const std::string& context_id) const {
   absl::MutexLock lock(&book_.mutex());
   const LeaseTable& table = book_.table();
   uint64_t bytes = 0;
-  for (const ContextChunk& chunk : table.ChunksOf(context_id)) {
-    if (!chunk.slot.has_value()) bytes += table.geometry().ChunkBytes(chunk.stored_format);
+  for (const ContextChunk& chunk : table.kv().ChunksOf(context_id)) {
+    if (!chunk.slot.has_value()) bytes += table.kv().geometry.ChunkBytes(chunk.stored_format);
   }
   return bytes;
 }
@@ -136,9 +136,9 @@ ResidentChunks LeaseDesk::BringBack(LeaseId lease, const LeaseSpec& spec) {
                     .policy = parts_.load_policy,
                     .level_percent = spec.level_percent};
     if (rules.policy == policy::LoadPolicy::kPrefix) rules.claimed_share = kFirstShare;
-    std::vector<ChunkLoad> loads = book_.table().BeginLoad(lease, rules, &evicted);
+    std::vector<ChunkLoad> loads = book_.table().chunks().BeginLoad(lease, rules, &evicted);
     metrics_.chunks.evicted.Add(evicted);
-    resident = book_.table().Resident(lease);
+    resident = book_.table().chunks().Resident(lease);
     std::vector<uint32_t> left;
     std::vector<ChunkSlot> to_compute;
     std::vector<KvSlot> others;
@@ -200,10 +200,10 @@ bool LeaseDesk::MakesRoom(uint32_t chunks) const {
   return parts_.idle.MakesRoom(chunks * book_.NewChunkBytes());
 }
 
-absl::StatusOr<ResidentChunks> LeaseDesk::Share(LeaseId lease, uint32_t first,
-                                                const std::vector<LeaseTable::Identities>& wanted) {
+absl::StatusOr<ResidentChunks> LeaseDesk::Share(
+    LeaseId lease, uint32_t first, const std::vector<LeaseChunks::Identities>& wanted) {
   absl::MutexLock lock(&book_.mutex());
-  absl::StatusOr<ResidentChunks> shared = book_.table().Share(lease, first, wanted);
+  absl::StatusOr<ResidentChunks> shared = book_.table().chunks().Share(lease, first, wanted);
   if (shared.ok()) {
     std::vector<KvSlot> slots;
     for (const ResidentChunk& chunk : *shared) slots.push_back(chunk.where.slot);
@@ -217,7 +217,7 @@ absl::Status LeaseDesk::Fault(LeaseId lease, uint32_t chunk, std::string_view re
   WITHY_ASSIGN_OR_RETURN(const OpenLease opened, book_.Get(lease));
   {
     absl::MutexLock lock(&book_.mutex());
-    WITHY_RETURN_IF_ERROR(book_.table().Fault(lease, chunk));
+    WITHY_RETURN_IF_ERROR(book_.table().chunks().Fault(lease, chunk));
   }
   metrics_.chunks.faults.Add();
   spdlog::warn("chunk {} of context {} does not match its identity: {}", chunk,
@@ -228,7 +228,7 @@ absl::Status LeaseDesk::Fault(LeaseId lease, uint32_t chunk, std::string_view re
 absl::Status LeaseDesk::BeginCommit(LeaseId lease, const std::string& context_id,
                                     std::vector<ChunkIdentity> chunks) {
   absl::MutexLock lock(&book_.mutex());
-  const engine::KvGeometry geometry = book_.table().geometry().kv();
+  const engine::KvGeometry geometry = book_.table().kv().geometry.kv();
   const auto stamped = [&](KvSlot slot, uint64_t epoch) {
     return book_.arena().HasStamp(geometry, slot, epoch);
   };
@@ -279,7 +279,7 @@ void LeaseDesk::EndLease(LeaseId lease, bool broken) {
   {
     absl::MutexLock lock(&book_.mutex());
     LeaseTable& table = book_.table();
-    if (book_.Find(lease) == nullptr || table.Committing(lease)) return;
+    if (book_.Find(lease) == nullptr || table.state().Committing(lease)) return;
     Effects effects = broken ? table.Break(lease) : table.Abort(lease);
     book_.Forget(lease);
     notices = book_.Apply(std::move(effects));

@@ -72,9 +72,9 @@ class LeaseDesk {
   // Whether a claim of `chunks` chunks would have to wait for room: chunks are written to disk or
   // stored in fewer bits.
   bool MakesRoom(uint32_t chunks) const;
-  // As LeaseTable::Share.
+  // As LeaseChunks::Share.
   absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
-                                       const std::vector<LeaseTable::Identities>& wanted);
+                                       const std::vector<LeaseChunks::Identities>& wanted);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
   // The worker has computed the chunks below `computed_before` that were left to it, and asks for
   // at most `most` more of those that are being read. OnRevised follows, perhaps before the return.

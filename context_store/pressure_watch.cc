@@ -74,8 +74,8 @@ uint64_t PressureWatch::WithholdTo(uint64_t bytes) {
   {
     absl::MutexLock lock(&book_.mutex());
     // A worker that has mapped the arena since then has touched every page.
-    if (book_.table().slots().counts().withheld > 0) {
-      for (const SlotPool::Pages& pages : book_.table().slots().Withheld()) {
+    if (book_.table().kv().pool.counts().withheld > 0) {
+      for (const SlotPool::Pages& pages : book_.table().kv().pool.Withheld()) {
         (void)book_.arena().ReleasePages(pages.offset, pages.bytes);
       }
     }
@@ -92,7 +92,7 @@ uint64_t PressureWatch::WithholdTo(uint64_t bytes) {
 bool PressureWatch::WithholdMore(uint64_t bytes, uint64_t* now) {
   uint64_t evicted = 0;
   absl::MutexLock lock(&book_.mutex());
-  const uint64_t withheld = book_.table().slots().counts().withheld;
+  const uint64_t withheld = book_.table().kv().pool.counts().withheld;
   const uint64_t step = std::min(bytes - std::min(bytes, withheld), kShrinkStepBytes);
   if (withheld > bytes) book_.table().idle().GiveBack(withheld - bytes);
   // The memory goes before anybody can claim the place again.
@@ -104,7 +104,7 @@ bool PressureWatch::WithholdMore(uint64_t bytes, uint64_t* now) {
   }
   metrics_.chunks.evicted.Add(evicted);
   book_.RecordGauges();
-  *now = book_.table().slots().counts().withheld;
+  *now = book_.table().kv().pool.counts().withheld;
   return *now <= withheld || *now + kPageBytes > bytes;
 }
 

@@ -17,7 +17,7 @@ class StoreSharingTest : public StoreFixture {
   uint32_t Fork(const std::string& context, const std::string& source, uint32_t common,
                 uint32_t full) {
     std::vector<ChunkIdentity> chunks;
-    LeaseTable::Identities wanted;
+    LeaseChunks::Identities wanted;
     for (const ContextChunk& chunk : store_->ChunksOf(source)) {
       if (wanted.size() == common || chunk.identity.tokens < 16) break;
       wanted.push_back(chunk.identity.identity);

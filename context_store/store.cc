@@ -122,12 +122,12 @@ void Store::BeginStop() {
 
 ContextKv Store::KvOf(std::string_view context_id) const {
   absl::MutexLock lock(&book_->mutex());
-  return book_->table().KvOf(context_id);
+  return book_->table().kv().KvOf(context_id);
 }
 
 std::vector<ContextChunk> Store::ChunksOf(std::string_view context_id) const {
   absl::MutexLock lock(&book_->mutex());
-  return book_->table().ChunksOf(context_id);
+  return book_->table().kv().ChunksOf(context_id);
 }
 
 std::optional<Store::Upgrade> Store::NextUpgrade() const {
@@ -168,13 +168,13 @@ StoreStats Store::Stats() const {
   const auto ahead = std::count_if(book_->leases().begin(), book_->leases().end(),
                                    [](const auto& entry) { return entry.second.spec.ahead(); });
   return {.epoch = table.epoch(),
-          .attached = table.geometry().layers > 0,
-          .space = table.slots().counts(),
-          .largest_gap = table.slots().LargestGap(),
+          .attached = table.kv().geometry.layers > 0,
+          .space = table.kv().pool.counts(),
+          .largest_gap = table.kv().pool.LargestGap(),
           .arena_sum = options_.arena_sum,
-          .leases_open = table.open_leases(),
+          .leases_open = table.state().open_leases(),
           .leases_ahead = static_cast<uint32_t>(ahead),
-          .leases_waiting = table.waiting_leases(),
+          .leases_waiting = table.state().waiting,
           .waiting_limit = options_.max_waiting_leases,
           .faults = chunks.faults.value(),
           .idle_work = idle_->waiting(),

@@ -100,15 +100,15 @@ void IdleKeeper::ReleaseCopies() {
 
 bool IdleKeeper::LacksRoomLocked(uint64_t bytes) const {
   const LeaseTable& table = parts_.book.table();
-  const uint64_t chunk_bytes = table.geometry().ChunkBytes(KvFormat::kQ8);
-  const uint64_t held = table.slots().Holds(chunk_bytes) * chunk_bytes;
+  const uint64_t chunk_bytes = table.kv().geometry.ChunkBytes(KvFormat::kQ8);
+  const uint64_t held = table.kv().pool.Holds(chunk_bytes) * chunk_bytes;
   if (bytes <= held) return false;
-  return held + table.idle().ExactRoom() - table.slots().counts().free < bytes;
+  return held + table.idle().ExactRoom() - table.kv().pool.counts().free < bytes;
 }
 
 bool IdleKeeper::LacksRoom(uint64_t bytes) const {
   absl::MutexLock lock(&parts_.book.mutex());
-  return parts_.book.table().geometry().layers > 0 && LacksRoomLocked(bytes);
+  return parts_.book.table().kv().geometry.layers > 0 && LacksRoomLocked(bytes);
 }
 
 bool IdleKeeper::MakesRoom(uint64_t bytes) const {
@@ -163,7 +163,7 @@ void IdleKeeper::Compact(uint64_t bytes) {
   absl::MutexLock lock(&parts_.book.mutex());
   if (!LacksRoomLocked(bytes)) return;
   LeaseTable& table = parts_.book.table();
-  const uint64_t chunk_bytes = table.geometry().ChunkBytes(KvFormat::kQ8);
+  const uint64_t chunk_bytes = table.kv().geometry.ChunkBytes(KvFormat::kQ8);
   const engine::KvMemory memory = parts_.book.arena().memory();
   table.idle().Compact((bytes + chunk_bytes - 1) / chunk_bytes, kMostMovedBytes,
                        [&](SlotAt from, SlotAt to, uint64_t moved) {

@@ -44,7 +44,7 @@ void IdleWriter::Write(const std::string& context_id) {
   Batch batch{.context_id = context_id, .geometry = {}};
   {
     absl::MutexLock lock(&book_.mutex());
-    batch.geometry = book_.table().geometry();
+    batch.geometry = book_.table().kv().geometry;
     IdleKv& idle = book_.table().idle();
     const size_t chunks = idle.Chunks(context_id).size();
     for (uint32_t i = 0; i < chunks; ++i) {
@@ -69,7 +69,7 @@ void IdleWriter::SwapOut(uint64_t bytes) {
   std::map<std::string, Batch> by_context;
   {
     absl::MutexLock lock(&book_.mutex());
-    const Geometry& geometry = book_.table().geometry();
+    const Geometry& geometry = book_.table().kv().geometry;
     for (ChunkWork& work : book_.table().idle().BeginSwapOut(bytes)) {
       Batch& batch =
           by_context.try_emplace(work.context_id, Batch{work.context_id, geometry}).first->second;

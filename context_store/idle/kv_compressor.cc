@@ -71,7 +71,7 @@ KvCompressor::Candidates KvCompressor::Find(std::vector<std::string> context_ids
                                             bool spares_copies) const {
   const IdleKv& idle = book_.table().idle();
   Candidates found;
-  found.geometry = book_.table().geometry();
+  found.geometry = book_.table().kv().geometry;
   found.ids = std::move(context_ids);
   const FormatErrors errors = costs_.errors();
   for (const KvFormat format : kFormats) {
@@ -93,7 +93,7 @@ void KvCompressor::Carry(const Candidates& of, uint64_t bytes) {
     std::optional<ChunkWork> work;
     {
       absl::MutexLock lock(&book_.mutex());
-      if (book_.table().geometry() != of.geometry) return;  // another model is served
+      if (book_.table().kv().geometry != of.geometry) return;  // another model is served
       work = book_.table().idle().BeginDemotion(of.ids[one.context],
                                                 static_cast<uint32_t>(one.chunk), to);
       if (!work.has_value()) continue;

@@ -22,7 +22,7 @@ ContextLoad::ContextLoad(const LoadTools& tools, LeaseId lease, const LeaseSpec&
       lease_(lease),
       context_id_(spec.context_id),
       epoch_(spec.epoch),
-      geometry_(tools.book.table().geometry()),
+      geometry_(tools.book.table().kv().geometry),
       loads_(std::move(loads)),
       planned_(planned),
       failed_(loads_.size(), false) {
@@ -70,7 +70,7 @@ std::optional<ContextLoad::Range> ContextLoad::BeginGroup(std::vector<ChunkLoad>
     groups_[range->number].range = *range;
     *loads = LoadsOf(range->begin, range->end);
     const bool wanted = std::any_of(loads->begin(), loads->end(), [&](const ChunkLoad& load) {
-      return tools_.book.table().IsLoading(context_id_, load);
+      return tools_.book.table().chunks().IsLoading(context_id_, load);
     });
     if (wanted) return range;
     EndGroup(range->number, /*complete=*/false);  // the lease is over, or has given them up
@@ -167,7 +167,7 @@ void ContextLoad::EndGroup(uint32_t number, bool complete) {
     tools_.book.arena().SetEpoch(geometry_.kv(), loads[i].slot, epoch_);
     tools_.metrics.chunks.read.Add();
   }
-  tools_.book.table().FinishLoad(context_id_, loads, read);
+  tools_.book.table().chunks().FinishLoad(context_id_, loads, read);
   progress_->OnGroupEnded(number, NowMs());
   if (!revising_ && progress_->done()) End();
   tools_.book.RecordGauges();
@@ -231,7 +231,7 @@ void ContextLoad::HandOver(const policy::KvLoadProgress::HandOver& more) {
   std::vector<ChunkSlot> left;
   if (more.count() > 0) {
     uint64_t evicted = 0;
-    left = tools_.book.table().LeaveToWorker(lease_, LoadsOf(more.begin, more.end), &evicted);
+    left = tools_.book.table().chunks().Yield(lease_, LoadsOf(more.begin, more.end), &evicted);
     tools_.metrics.chunks.evicted.Add(evicted);
     if (left.size() < more.count()) progress_->Return(more.count() - left.size());
     if (!left.empty()) tools_.book.Stamp(lease_, epoch_, left);

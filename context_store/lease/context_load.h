@@ -38,7 +38,7 @@ struct LoadTools {
 // slots (LeaseBook::BeginWriting) until it has ended.
 class ContextLoad : public std::enable_shared_from_this<ContextLoad> {
  public:
-  // `loads` as LeaseTable::BeginLoad returned them, not empty; `left`: chunks that the worker
+  // `loads` as LeaseChunks::BeginLoad returned them, not empty; `left`: chunks that the worker
   // recomputes from the start on; `planned`: the costs of that plan.
   ContextLoad(const LoadTools& tools, LeaseId lease, const LeaseSpec& spec,
               std::vector<ChunkLoad> loads, const std::vector<uint32_t>& left,

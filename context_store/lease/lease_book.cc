@@ -22,12 +22,12 @@ LeaseBook::LeaseBook(const LeaseLimits& limits, uint64_t first_epoch, Arena& are
 
 Geometry LeaseBook::geometry() const {
   absl::MutexLock lock(&mutex_);
-  return table_.geometry();
+  return table_.kv().geometry;
 }
 
 uint64_t LeaseBook::NewChunkBytes() const {
   absl::MutexLock lock(&mutex_);
-  return table_.geometry().ChunkBytes(KvFormat::kQ8);
+  return table_.kv().geometry.ChunkBytes(KvFormat::kQ8);
 }
 
 void LeaseBook::Add(LeaseId lease, OpenLease open) { leases_.emplace(lease, std::move(open)); }
@@ -63,7 +63,7 @@ LeaseBook::Listeners LeaseBook::TakeEnded(const std::vector<LeaseId>& ended) {
 void LeaseBook::Stamp(LeaseId lease, uint64_t epoch, std::span<const ChunkSlot> chunks) {
   std::vector<KvSlot> slots;
   for (const ChunkSlot& chunk : chunks) {
-    arena_.Stamp(table_.geometry().kv(), chunk.slot, epoch);
+    arena_.Stamp(table_.kv().geometry.kv(), chunk.slot, epoch);
     slots.push_back(chunk.slot);
   }
   KeepInMemory(lease, slots);
@@ -72,7 +72,7 @@ void LeaseBook::Stamp(LeaseId lease, uint64_t epoch, std::span<const ChunkSlot> 
 void LeaseBook::KeepInMemory(LeaseId lease, std::span<const KvSlot> slots) {
   std::vector<ByteRange> ranges;
   for (const KvSlot& slot : slots) {
-    ranges.push_back({slot.offset(), table_.geometry().ChunkBytes(slot.format)});
+    ranges.push_back({slot.offset(), table_.kv().geometry.ChunkBytes(slot.format)});
   }
   arena_.locks().Hold(lease, std::move(ranges));
 }
@@ -95,18 +95,18 @@ void LeaseBook::AdvanceWaiting() {
   LeaseNotices notices;
   {
     absl::MutexLock lock(&mutex_);
-    if (table_.waiting_for_room() == 0) return;
+    if (table_.state().waiting_for_room() == 0) return;
     notices = Apply(table_.Advance());
   }
   notices.Tell();
 }
 
 void LeaseBook::RecordGauges() {
-  metrics_.arena.Record(table_.slots().counts(), table_.held_bytes(),
+  metrics_.arena.Record(table_.kv().pool.counts(), table_.state().held_bytes(),
                         arena_.locks().locked_bytes());
   metrics_.RecordSharing(table_.kv());
-  metrics_.leases.open.Set(table_.open_leases());
-  metrics_.leases.waiting_for_room.Set(table_.waiting_for_room());
+  metrics_.leases.open.Set(table_.state().open_leases());
+  metrics_.leases.waiting_for_room.Set(table_.state().waiting_for_room());
 }
 
 void LeaseBook::AwaitWriters() {
