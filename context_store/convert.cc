@@ -215,8 +215,8 @@ proto::ResidentChunk ToProto(const ResidentChunk& chunk) {
   return message;
 }
 
-std::vector<LeaseTable::Identities> FromProto(const proto::LeaseShare& share) {
-  std::vector<LeaseTable::Identities> ways;
+std::vector<LeaseChunks::Identities> FromProto(const proto::LeaseShare& share) {
+  std::vector<LeaseChunks::Identities> ways;
   for (const proto::ChunkIdentities& way : share.ways()) {
     ways.emplace_back(way.identities().begin(), way.identities().end());
   }

@@ -22,7 +22,7 @@ NewContext FromProto(const proto::StoreCreateContextRequest& wire, int64_t now_u
 absl::StatusOr<LeaseOutcome> FromProto(const proto::LeaseCommit& commit);
 LegacyResults MakeLegacyResults();
 
-std::vector<LeaseTable::Identities> FromProto(const proto::LeaseShare& share);
+std::vector<LeaseChunks::Identities> FromProto(const proto::LeaseShare& share);
 proto::ChunkSlot ToProto(const ChunkSlot& slot);
 proto::ResidentChunk ToProto(const ResidentChunk& chunk);
 // All fields of the response that tell of KV.

@@ -68,8 +68,8 @@ class ContextStoreProcess final : public rpc::Process {
     SetThreadRole(ThreadRole::kCarries);  // RocksDB's own threads exist by now
     if (!store_->arena().recovered()) KeepArenaInSystemd(store_->arena().fd());
     pool_ = std::make_unique<WorkPool>(kDiskThreads, kDiskQueue, Clock::Real());
-    WITHY_ASSIGN_OR_RETURN(side_socket_,
-                           SideSocket::Start(config.run_dir() + "/arena.sock", *store_));
+    WITHY_ASSIGN_OR_RETURN(
+        side_socket_, SideSocket::Start(config.run_dir() + "/arena.sock", store_->arena_keeper()));
     service_ = std::make_unique<ContextStoreService>(*store_, *pool_, side_socket_->path());
     WITHY_ASSIGN_OR_RETURN(
         server_, rpc::Server::Start({.name = "context_store", .listen = {config.store().listen()}},

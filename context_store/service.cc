@@ -86,7 +86,7 @@ grpc::ServerUnaryReactor* ContextStoreService::NextUpgrade(Context* context,
 grpc::ServerUnaryReactor* ContextStoreService::RemoveApp(Context* context,
                                                          const v1::RemoveAppRequest* request,
                                                          v1::RemoveAppResponse*) {
-  return OnPool(context, [=, this] { return store_.RemoveApp(request->app_id()); });
+  return OnPool(context, [=, this] { return store_.deletions().RemoveApp(request->app_id()); });
 }
 
 grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
@@ -96,7 +96,7 @@ grpc::ServerUnaryReactor* ContextStoreService::CreateContext(
     if (!store_.apps().Has(request->app_id())) return absl::NotFoundError("no such app");
     const int64_t now = Clock::Real().UnixNanos() / kNanosPerSecond;
     WITHY_ASSIGN_OR_RETURN(const ContextSummary summary,
-                           store_.CreateContext(request->app_id(), FromProto(*request, now)));
+                           store_.records().Create(request->app_id(), FromProto(*request, now)));
     *response->mutable_context() = ToProto(summary, store_.KvOf(summary.context_id));
     return absl::OkStatus();
   });
@@ -152,7 +152,7 @@ grpc::ServerUnaryReactor* ContextStoreService::ListContexts(
 grpc::ServerUnaryReactor* ContextStoreService::DeleteContext(
     Context* context, const v1::StoreDeleteContextRequest* request, v1::DeleteContextResponse*) {
   return OnPool(context, [=, this] {
-    return store_.DeleteContext(request->app_id(), request->context_id());
+    return store_.deletions().DeleteContext(request->app_id(), request->context_id());
   });
 }
 
@@ -160,9 +160,9 @@ grpc::ServerUnaryReactor* ContextStoreService::FindResult(Context* context,
                                                           const v1::FindResultRequest* request,
                                                           v1::FindResultResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(
-        const std::string result,
-        store_.FindResult(request->app_id(), request->request_id(), request->request_digest()));
+    WITHY_ASSIGN_OR_RETURN(const std::string result,
+                           store_.records().FindResult(request->app_id(), request->request_id(),
+                                                       request->request_digest()));
     if (response->mutable_result()->ParseFromString(result)) return absl::OkStatus();
     return absl::DataLossError("the stored result cannot be read");
   });
@@ -171,7 +171,7 @@ grpc::ServerUnaryReactor* ContextStoreService::FindResult(Context* context,
 grpc::ServerUnaryReactor* ContextStoreService::RotateMasterKey(
     Context* context, const v1::RotateMasterKeyRequest*, v1::RotateMasterKeyResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(std::string id, store_.RotateMasterKey());
+    WITHY_ASSIGN_OR_RETURN(std::string id, store_.deletions().RotateMasterKey());
     spdlog::info("the master key was replaced; the new one has id {}", id);
     response->set_master_key_id(std::move(id));
     return absl::OkStatus();
@@ -182,7 +182,8 @@ grpc::ServerUnaryReactor* ContextStoreService::BeginBackup(Context* context,
                                                            const v1::BeginBackupRequest* request,
                                                            v1::BeginBackupResponse* response) {
   return OnPool(context, [=, this]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(Backup backup, store_.backups().Begin(!request->without_master_key()));
+    WITHY_ASSIGN_OR_RETURN(Backup backup,
+                           store_.records().backups().Begin(!request->without_master_key()));
     response->set_backup_id(std::move(backup.id));
     response->set_directory(std::move(backup.directory));
     response->set_master_key_id(std::move(backup.master_key_id));
@@ -193,7 +194,8 @@ grpc::ServerUnaryReactor* ContextStoreService::BeginBackup(Context* context,
 grpc::ServerUnaryReactor* ContextStoreService::EndBackup(Context* context,
                                                          const v1::EndBackupRequest* request,
                                                          v1::EndBackupResponse*) {
-  return OnPool(context, [=, this] { return store_.backups().End(request->backup_id()); });
+  return OnPool(context,
+                [=, this] { return store_.records().backups().End(request->backup_id()); });
 }
 
 grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
@@ -204,11 +206,11 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
   const absl::StatusOr<KvCosts> costs = FromProto(request->kv_costs());
   if (!costs.ok()) return Answer(context, costs.status());
   return OnPool(context, [=, this, geometry = *geometry, costs = *costs]() -> absl::Status {
-    WITHY_ASSIGN_OR_RETURN(
-        const Attached attached,
-        store_.Attach(request->worker_instance(), geometry,
-                      {request->public_chunks().begin(), request->public_chunks().end()}));
-    store_.SetWorkerCosts(costs);
+    WITHY_ASSIGN_OR_RETURN(const Attached attached,
+                           store_.arena_keeper().Attach(
+                               request->worker_instance(), geometry,
+                               {request->public_chunks().begin(), request->public_chunks().end()}));
+    store_.costs().SetWorkerCosts(costs);
     response->set_epoch(attached.epoch);
     response->set_arena_bytes(store_.arena().bytes());
     response->set_arena_socket(arena_socket_);
@@ -240,7 +242,7 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
 }
 
 grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* ContextStoreService::Lease(Context*) {
-  return LeaseReactor::Create(store_, pool_);
+  return LeaseReactor::Create(store_.leases(), pool_);
 }
 
 }  // namespace withy::context_store

@@ -17,28 +17,28 @@ class StoreSharingTest : public StoreFixture {
   uint32_t Fork(const std::string& context, const std::string& source, uint32_t common,
                 uint32_t full) {
     std::vector<ChunkIdentity> chunks;
-    LeaseTable::Identities wanted;
+    LeaseChunks::Identities wanted;
     for (const ContextChunk& chunk : store_->ChunksOf(source)) {
       if (wanted.size() == common || chunk.identity.tokens < 16) break;
       wanted.push_back(chunk.identity.identity);
     }
     const LeaseId lease = Open(context);
     EXPECT_TRUE(Load(lease).ok());
-    const auto shared = store_->Share(lease, 0, {wanted});
+    const auto shared = store_->leases().Share(lease, 0, {wanted});
     EXPECT_TRUE(shared.ok()) << shared.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
     for (const ResidentChunk& chunk : *shared) outcome.chunks.push_back(chunk.identity);
     const auto first = static_cast<uint32_t>(outcome.chunks.size());
     if (full > 0) {
-      const auto claimed = store_->Claim(lease, first, full);
+      const auto claimed = store_->leases().Claim(lease, first, full);
       EXPECT_TRUE(claimed.ok()) << claimed.status();
       if (!claimed.ok()) return first;
       for (const ChunkSlot& chunk : claimed->chunks)
         outcome.chunks.push_back(Write(chunk.slot, 16));
     }
-    EXPECT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
-    store_->AwaitTidy();
+    EXPECT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
+    store_->idle().AwaitTidy();
     return first;
   }
   uint64_t SharedSlots() { return store_->Stats().space.shared_slots; }
@@ -68,16 +68,16 @@ TEST_F(StoreSharingTest, SharedChunksAreCountedOnceAndGoOnAfterAKill) {
     EXPECT_EQ(store_->Stats().read_chunks, 0u);
     EXPECT_EQ(store_->Stats().unkept_chunks, 0u);
     // The last one keeps what the others leave, and the next process finds it.
-    ASSERT_TRUE(store_->DeleteContext("app", a).ok());
-    ASSERT_TRUE(store_->DeleteContext("app", c).ok());
-    store_->AwaitTidy();  // it is written anew, perhaps in fewer bits
+    ASSERT_TRUE(store_->deletions().DeleteContext("app", a).ok());
+    ASSERT_TRUE(store_->deletions().DeleteContext("app", c).ok());
+    store_->idle().AwaitTidy();  // it is written anew, perhaps in fewer bits
     const std::vector<std::string> later = Resident(b);
     EXPECT_EQ(later.size(), 42u);
     KillAndStart();
     EXPECT_EQ(SharedSlots(), 0u);
     EXPECT_EQ(ResidentBytes(a), 0u);
     EXPECT_EQ(Resident(b), later);
-    ASSERT_TRUE(store_->DeleteContext("app", b).ok());
+    ASSERT_TRUE(store_->deletions().DeleteContext("app", b).ok());
     EXPECT_EQ(store_->Stats().space.resident, 0u);
     store_.reset();
   }
@@ -149,9 +149,9 @@ TEST_F(StoreSharingTest, ADeletedContextsCopiesAreGoneAndItsForksGoOn) {
   EXPECT_EQ(Fork(b, a, 20, 3), 20u);
   EXPECT_EQ(Fork(c, a, 20, 4), 20u);
   const auto before_b = Resident(b), before_c = Resident(c);
-  ASSERT_TRUE(store_->DeleteContext("app", a).ok());
-  store_->AwaitTidy();
-  EXPECT_FALSE(store_->keys().Get(a).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", a).ok());
+  store_->idle().AwaitTidy();
+  EXPECT_FALSE(store_->records().keys().Get(a).ok());
   EXPECT_EQ(store_->Stats().written_chunks, 30u + 3 + 4 + 20);
   Restart();
   EXPECT_EQ(Resident(b), before_b);
@@ -159,8 +159,8 @@ TEST_F(StoreSharingTest, ADeletedContextsCopiesAreGoneAndItsForksGoOn) {
   EXPECT_TRUE(store_->ChunksOf(a).empty());
   // On disk only: one of them has written the common chunks; the other one loses them with it.
   Restart();
-  ASSERT_TRUE(store_->DeleteContext("app", b).ok());
-  ASSERT_TRUE(store_->DeleteContext("app", c).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", b).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", c).ok());
   EXPECT_EQ(store_->Stats().disk.segments.live_bytes, 0u);
   EXPECT_EQ(store_->Stats().space.resident, 0u);
 }
@@ -171,8 +171,8 @@ TEST_F(StoreSharingTest, ABorrowedCopyOfADeletedContextIsComputedAgain) {
   Talk(a, 30);
   EXPECT_EQ(Fork(b, a, 20, 3), 20u);
   Restart();  // nothing is in memory
-  ASSERT_TRUE(store_->DeleteContext("app", a).ok());
-  store_->AwaitTidy();
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", a).ok());
+  store_->idle().AwaitTidy();
   EXPECT_TRUE(Resident(b).empty());
   Talk(b, 5);
   Restart();
@@ -207,7 +207,7 @@ TEST_F(StoreSharingTest, RandomKillsOfForksLeaveNothingForeign) {
           break;
         default:
           if (contexts.size() < 4) break;
-          ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+          ASSERT_TRUE(store_->deletions().DeleteContext("app", context).ok());
           std::erase(contexts, context);
       }
     }

@@ -18,8 +18,8 @@
 namespace withy::context_store {
 
 absl::StatusOr<std::unique_ptr<SideSocket>> SideSocket::Start(const std::string& path,
-                                                              Store& store) {
-  std::unique_ptr<SideSocket> side(new SideSocket(store));
+                                                              ArenaKeeper& keeper) {
+  std::unique_ptr<SideSocket> side(new SideSocket(keeper));
   side->path_ = path;
   WITHY_ASSIGN_OR_RETURN(side->lock_, ClaimSocket(path, "context_store"));
   sockaddr_un address{};
@@ -60,7 +60,7 @@ void SideSocket::Serve() {
       if (polled[i + 2].revents == 0 || HandleReadable(connections_[i])) continue;
       const WorkerInstance worker = connections_[i].worker;
       connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
-      if (worker != 0) store_.DisconnectWorker(worker);
+      if (worker != 0) keeper_.DisconnectWorker(worker);
     }
     if (polled[1].revents != 0) Accept();
   }
@@ -98,10 +98,10 @@ bool SideSocket::HandleReadable(Connection& connection) {
 
 absl::Status SideSocket::OfferArena(Connection& connection, const ArenaHello& hello) {
   WITHY_ASSIGN_OR_RETURN(const ArenaOffer offer,
-                         store_.ConnectWorker(hello.worker_instance, hello.epoch, connection.pid));
+                         keeper_.ConnectWorker(hello.worker_instance, hello.epoch, connection.pid));
   connection.worker =
       hello.worker_instance;  // from now on, closing the connection means that the worker is dead
-  return SendFd(connection.fd.get(), std::as_bytes(std::span(&offer, 1)), store_.arena().fd());
+  return SendFd(connection.fd.get(), std::as_bytes(std::span(&offer, 1)), keeper_.arena().fd());
 }
 
 }  // namespace withy::context_store

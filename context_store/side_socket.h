@@ -1,5 +1,6 @@
 // The side socket: hands the arena's memfd to processes of our own user and notices their death.
-// The datagrams are defined in base/arena_socket.h. Neighbour: store.h decides who gets the arena.
+// The datagrams are defined in base/arena_socket.h. Neighbour: arena_keeper.h decides who gets the
+// arena.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +11,19 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "context_store/store.h"
+#include "context_store/arena_keeper.h"
 
 namespace withy::context_store {
 
-// One thread, from Start to destruction. `store` is borrowed.
+// One thread, from Start to destruction. `keeper` is borrowed.
 class SideSocket {
  public:
   static constexpr size_t kMaxConnections = 64;
 
   // Listens on `path` (mode 0600) and reserves it until destruction. Errors: those of ClaimSocket
   // (ALREADY_EXISTS: another store of the same run_dir), of bind(2).
-  static absl::StatusOr<std::unique_ptr<SideSocket>> Start(const std::string& path, Store& store);
+  static absl::StatusOr<std::unique_ptr<SideSocket>> Start(const std::string& path,
+                                                           ArenaKeeper& keeper);
   ~SideSocket();
   SideSocket(const SideSocket&) = delete;
   SideSocket& operator=(const SideSocket&) = delete;
@@ -35,14 +37,14 @@ class SideSocket {
     WorkerInstance worker = 0;  // 0: no hello received yet
   };
 
-  explicit SideSocket(Store& store) : store_(store) {}
+  explicit SideSocket(ArenaKeeper& keeper) : keeper_(keeper) {}
   void Serve();
   void Accept();
   // Returns false if the connection is to be closed.
   bool HandleReadable(Connection& connection);
   absl::Status OfferArena(Connection& connection, const ArenaHello& hello);
 
-  Store& store_;
+  ArenaKeeper& keeper_;
   std::string path_;
   UniqueFd lock_;  // released after `path_` is unlinked
   UniqueFd listener_;

@@ -39,20 +39,22 @@ TEST_F(StoreDeleteTest, OnAFullDiskADeletionThatWasDoneIsToldAsDone) {
   }
   disk.Fill();
   for (int i = 0; i < 2; ++i) {
-    const absl::Status deleted = store_->DeleteContext("app", contexts[static_cast<size_t>(i)]);
+    const absl::Status deleted =
+        store_->deletions().DeleteContext("app", contexts[static_cast<size_t>(i)]);
     EXPECT_TRUE(deleted.ok()) << deleted;
     EXPECT_TRUE(absl::IsNotFound(
         store_->contexts().Find("app", contexts[static_cast<size_t>(i)]).status()));
   }
-  const absl::Status removed = store_->RemoveApp(bound->app_id);
+  const absl::Status removed = store_->deletions().RemoveApp(bound->app_id);
   EXPECT_TRUE(removed.ok()) << removed;
   EXPECT_FALSE(store_->apps().Has(bound->app_id));
-  EXPECT_TRUE(store_->keys().expunge_left()) << "the disk was not full";
-  EXPECT_TRUE(absl::IsResourceExhausted(store_->CreateContext("app", {}).status()));
+  EXPECT_TRUE(store_->records().keys().expunge_left()) << "the disk was not full";
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->records().Create("app", {}).status()));
   disk.MakeRoom();
-  EXPECT_TRUE(store_->CreateContext("app", {}).ok()) << "goes on at once";
+  EXPECT_TRUE(store_->records().Create("app", {}).ok()) << "goes on at once";
   Talk(contexts[2], 1);
-  EXPECT_TRUE(Eventually([&] { return !store_->keys().expunge_left(); })) << "tried again";
+  EXPECT_TRUE(Eventually([&] { return !store_->records().keys().expunge_left(); }))
+      << "tried again";
   store_.reset();
   StartOn(disk / "state");
   EXPECT_EQ(store_->contexts().ContextsOf("app").size(), 2u);
@@ -75,7 +77,7 @@ TEST_F(StoreDeleteTest, AKvDirectoryThatCannotBeUsedCostsKvOnDiskOnly) {
     Talk(context, 10);
     EXPECT_EQ(Resident(context).size(), 10u);
     EXPECT_EQ(store_->KvOf(context).stored_bytes, 0u);
-    EXPECT_TRUE(store_->DeleteContext("app", context).ok());
+    EXPECT_TRUE(store_->deletions().DeleteContext("app", context).ok());
     store_.reset();
     EXPECT_EQ(fs::is_symlink(state + "/kv"), dangling) << "left as it is";
   }
@@ -90,13 +92,13 @@ TEST_F(StoreDeleteTest, TheEndDoesNotWaitForASlowDisk) {
     StartOn(dir_ / "state");
     for (int i = 0; i < 5 && !probe; ++i) {
       const LeaseId lease = Open(Create());
-      const auto claimed = store_->Claim(lease, 0, 20);
+      const auto claimed = store_->leases().Claim(lease, 0, 20);
       ASSERT_TRUE(claimed.ok());
       LeaseOutcome outcome;
       outcome.segments = {"text"};
       for (const ChunkSlot& chunk : claimed->chunks)
         outcome.chunks.push_back(Write(chunk.slot, 16));
-      ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
+      ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
     }
     const absl::Time begin = absl::Now();
     store_.reset();

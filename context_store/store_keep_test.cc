@@ -87,18 +87,19 @@ TEST_F(StoreKeepTest, WhatALeaseWasWritingIsNotKept) {
   Start();
   const std::string context = Create();
   Talk(context, 5, 7);
-  ASSERT_TRUE(store_->ConnectWorker(kWorker, epoch_, getpid()).ok());
+  ASSERT_TRUE(store_->arena_keeper().ConnectWorker(kWorker, epoch_, getpid()).ok());
   // The worker extends the unfinished chunk in place, has claimed two more, and takes back one.
   const LeaseId lease = Open(context);
   const auto loaded = Load(lease);
   ASSERT_EQ(loaded->resident.size(), 6u);
   const KvSlot tail = loaded->resident[5].where.slot;
-  const auto claimed = store_->Claim(lease, 6, 2);
+  const auto claimed = store_->leases().Claim(lease, 6, 2);
   ASSERT_TRUE(claimed.ok());
   store_->arena().At(tail.Block(kKv, 0))[300] ^= std::byte{1};
   Write(claimed->chunks[0].slot, 16);
   KillAndStart(/*attach=*/false);
-  EXPECT_TRUE(absl::IsFailedPrecondition(store_->Attach(8, StoreGeometry()).status()))
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(store_->arena_keeper().Attach(8, StoreGeometry()).status()))
       << "the worker may still be writing";
   EXPECT_EQ(ResidentBytes(context), 0u);
   Attach();
@@ -117,7 +118,7 @@ TEST_F(StoreKeepTest, AChunkThatWasTakenBackIsNotKept) {
   const std::string context = Create();
   Talk(context, 6);
   const LeaseId lease = Open(context);
-  ASSERT_TRUE(store_->Claim(lease, 3, 1).ok());
+  ASSERT_TRUE(store_->leases().Claim(lease, 3, 1).ok());
   KillAndStart();
   EXPECT_EQ(Resident(context).size(), 3u);
 }
@@ -127,7 +128,7 @@ TEST_F(StoreKeepTest, AnotherModelAndADeletedContextFindNothing) {
   const std::string context = Create(), deleted = Create();
   Talk(context, 4);
   Talk(deleted, 4);
-  ASSERT_TRUE(store_->DeleteContext("app", deleted).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", deleted).ok());
   KillAndStart();
   EXPECT_EQ(ResidentBytes(deleted), 0u);
   EXPECT_EQ(store_->Stats().space.resident, ResidentBytes(context));
@@ -155,7 +156,7 @@ TEST_F(StoreKeepTest, RandomKillsLeaveNothingForeign) {
       // A context that would take more than half of the arena makes room for a new one: the arena
       // has gaps, and a lease cannot claim what does not fit beside its own chunks.
       if (store_->ChunksOf(context).size() + kMostAtOnce > kHalfOfArena) {
-        ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+        ASSERT_TRUE(store_->deletions().DeleteContext("app", context).ok());
         context = Create();
       }
       Talk(context, 1 + static_cast<uint32_t>(random_() % kMostAtOnce));
@@ -228,9 +229,9 @@ TEST_F(StorePressureTest, TheArenaShrinksWhileTheBoardIsShortOfMemoryAndGrowsBac
   const LeaseId large = Open(Create());
   const auto room =
       static_cast<uint32_t>((kArenaBytes - ResidentBytes(leased)) / kKv.ChunkBytes(KvFormat::kQ8));
-  EXPECT_TRUE(store_->Claim(large, 0, room * 9 / 10).ok());
-  store_->Abort(large);
-  store_->Abort(lease);
+  EXPECT_TRUE(store_->leases().Claim(large, 0, room * 9 / 10).ok());
+  store_->leases().Abort(large);
+  store_->leases().Abort(lease);
   ASSERT_TRUE(Eventually([&] { return store_->Stats().space.withheld == 0; }));
   EXPECT_EQ(Resident(leased), leased_kv);
   EXPECT_EQ(Resident(idle), idle_kv);

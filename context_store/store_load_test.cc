@@ -46,7 +46,7 @@ class StoreLoadTest : public ::testing::Test {
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
-    const auto attached = store_->Attach(kWorker, LargeGeometry());
+    const auto attached = store_->arena_keeper().Attach(kWorker, LargeGeometry());
     ASSERT_TRUE(attached.ok()) << attached.status();
     epoch_ = attached->epoch;
   }
@@ -55,8 +55,8 @@ class StoreLoadTest : public ::testing::Test {
     Start(0, 1, 1);
     context_ = store_->contexts().Create("app", {})->context_id;
     const LeaseId lease = Open();
-    ASSERT_TRUE(store_->Load(lease).ok());
-    const auto claimed = store_->Claim(lease, 0, kChunks);
+    ASSERT_TRUE(store_->leases().Load(lease).ok());
+    const auto claimed = store_->leases().Claim(lease, 0, kChunks);
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
@@ -64,18 +64,18 @@ class StoreLoadTest : public ::testing::Test {
       Fill(chunk);
       outcome.chunks.push_back(Named(chunk.chunk));
     }
-    ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
-    store_->AwaitTidy();
+    ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
+    store_->idle().AwaitTidy();
     ASSERT_EQ(store_->KvOf(context_).stored_bytes, kChunks * kLarge.ChunkBytes(KvFormat::kQ8));
     store_.reset();
   }
   LeaseId Open() {
-    const auto opening = store_->OpenLease({.epoch = epoch_,
-                                            .app_id = "app",
-                                            .context_id = context_,
-                                            .call_id = 1,
-                                            .level_percent = 100},
-                                           listener_);
+    const auto opening = store_->leases().Open({.epoch = epoch_,
+                                                .app_id = "app",
+                                                .context_id = context_,
+                                                .call_id = 1,
+                                                .level_percent = 100},
+                                               listener_);
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
@@ -118,7 +118,7 @@ class StoreLoadTest : public ::testing::Test {
       absl::MutexLock lock(&listener_->mutex);
       before = listener_->revised.size();
     }
-    store_->Recompute(lease, computed_before, most);
+    store_->leases().Recompute(lease, computed_before, most);
     std::vector<ChunkSlot> answer;
     EXPECT_TRUE(Eventually([&] {
       absl::MutexLock lock(&listener_->mutex);
@@ -137,7 +137,7 @@ class StoreLoadTest : public ::testing::Test {
     Outcome outcome;
     listener_->layers = 0;
     const LeaseId lease = Open();
-    const auto loaded = store_->Load(lease);
+    const auto loaded = store_->leases().Load(lease);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     std::map<uint32_t, ChunkSlot> slots;
     std::vector<ChunkSlot> todo;
@@ -169,9 +169,9 @@ class StoreLoadTest : public ::testing::Test {
       EXPECT_TRUE(Holds(chunk)) << number;
       commit.chunks.push_back(Named(number));
     }
-    EXPECT_TRUE(store_->Commit(lease, std::move(commit)).ok());
+    EXPECT_TRUE(store_->leases().Commit(lease, std::move(commit)).ok());
     EXPECT_EQ(store_->Stats().faults, 0u);
-    store_->AwaitTidy();
+    store_->idle().AwaitTidy();
     EXPECT_EQ(store_->KvOf(context_).resident_bytes, kChunks * kLarge.ChunkBytes(KvFormat::kQ8));
     EXPECT_EQ(store_->KvOf(context_).stored_bytes, kChunks * kLarge.ChunkBytes(KvFormat::kQ8))
         << "what was computed again is what is on disk";
@@ -202,14 +202,14 @@ TEST_F(StoreLoadTest, ADiskTenTimesAsSlowAsPlannedReadsLess) {
   const Outcome outcome = LoadAndCompute(5);
   EXPECT_EQ(Planned(0.5, 5), 17u);
   EXPECT_GT(outcome.computed, kChunks / 4);
-  EXPECT_GT(store_->load_costs().read_mib_ms, 1 / ChunkMib()) << "the next plan knows";
+  EXPECT_GT(store_->costs().loads().read_mib_ms, 1 / ChunkMib()) << "the next plan knows";
 }
 
 TEST_F(StoreLoadTest, AWorkerThatIsSlowerThanCalibratedIsPlannedSo) {
   WriteContext();
   Start(/*read_ms=*/5, /*told_read_ms=*/5, /*recompute_ms=*/2);
   LoadAndCompute(6);
-  EXPECT_GT(store_->load_costs().recompute_chunk_ms, 2.2) << "the next plan knows";
+  EXPECT_GT(store_->costs().loads().recompute_chunk_ms, 2.2) << "the next plan knows";
 }
 
 TEST_F(StoreLoadTest, ADiskTenTimesAsFastAsPlannedReadsMore) {
@@ -232,7 +232,7 @@ TEST_F(StoreLoadTest, AWorkerThatDoesNotAskGetsEverythingRead) {
   WriteContext();
   Start(/*read_ms=*/1, /*told_read_ms=*/10, /*recompute_ms=*/10);
   const LeaseId lease = Open();
-  const auto loaded = store_->Load(lease);
+  const auto loaded = store_->leases().Load(lease);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_TRUE(Eventually([&] { return listener_->layers == kLarge.layers; }));
   for (const ResidentChunk& chunk : loaded->resident) {
@@ -241,7 +241,7 @@ TEST_F(StoreLoadTest, AWorkerThatDoesNotAskGetsEverythingRead) {
     }
   }
   EXPECT_TRUE(Ask(lease, 0, 8).empty()) << "nothing is being read any more";
-  store_->Abort(lease);
+  store_->leases().Abort(lease);
 }
 
 // The lease ends while groups are read and others are not begun: nothing stays pinned.
@@ -250,9 +250,9 @@ TEST_F(StoreLoadTest, ALoadEndsWithItsLease) {
   Start(/*read_ms=*/2, /*told_read_ms=*/2, /*recompute_ms=*/2);
   for (const bool asks : {false, true}) {
     const LeaseId lease = Open();
-    ASSERT_TRUE(store_->Load(lease).ok());
+    ASSERT_TRUE(store_->leases().Load(lease).ok());
     if (asks) Ask(lease, 0, 16);
-    store_->Break(lease);
+    store_->leases().Break(lease);
     EXPECT_TRUE(Eventually([&] {
       const SlotPool::Counts space = store_->Stats().space;
       return space.claimed + space.quarantined == 0;

@@ -23,18 +23,87 @@ Counter& Damage(Recorder& recorder, const char* kind) {
        .label_value = kind});
 }
 
+Gauge& ArenaBytes(Recorder& recorder, const char* state) {
+  return recorder.gauge(
+      {"withy_store_arena_bytes", "KV arena by state.", Unit::kBytes, "state", state});
+}
+
 Counter& Bytes(Recorder& recorder, const char* name, const char* help) {
   return recorder.counter({.name = name, .help = help, .unit = Unit::kBytes});
 }
 
 }  // namespace
 
-StoreMetrics::StoreMetrics(Recorder& recorder)
-    : opened_resident(Opened(recorder, "resident")),
+LeaseMetrics::LeaseMetrics(Recorder& recorder)
+    : commits(recorder.counter({"withy_store_commits_total", "Leases committed, durably."})),
+      broken(recorder.counter(
+          {"withy_store_broken_leases_total", "Leases that ended without commit or abort."})),
+      refused_claims(recorder.counter(
+          {"withy_store_refused_claims_total", "Claims that found no free space."})),
+      open(recorder.gauge({"withy_store_open_leases", "Leases that hold a context or blocks."})),
+      waiting_for_room(recorder.gauge(
+          {.name = "withy_store_waiting_for_room",
+           .help = "Calls that wait for room in the KV arena that other calls hold."})),
+      opened_resident(Opened(recorder, "resident")),
       opened_partly(Opened(recorder, "partly")),
-      opened_without(Opened(recorder, "absent")),
+      opened_without(Opened(recorder, "absent")) {}
+
+ChunkMetrics::ChunkMetrics(Recorder& recorder)
+    : faults(recorder.counter(
+          {"withy_store_chunk_faults_total", "KV chunks that did not match their identity."})),
+      evicted(recorder.counter(
+          {"withy_store_evicted_chunks_total", "KV chunks of idle contexts evicted."})),
+      demoted(recorder.counter(
+          {"withy_store_demoted_chunks_total", "KV chunks stored anew in a smaller format."})),
+      demoted_bytes(Bytes(recorder, "withy_store_demoted_bytes_total",
+                          "Bytes of the arena freed by storing KV in fewer bits.")),
+      written(recorder.counter({"withy_store_written_chunks_total", "KV chunks written to disk."})),
       not_written(recorder.counter({.name = "withy_store_unwritten_chunks_total",
                                     .help = "KV chunks not written, to spare the disk."})),
+      read(recorder.counter({"withy_store_read_chunks_total", "KV chunks read from disk."})),
+      recomputed(recorder.counter(
+          {"withy_store_recomputed_chunks_total",
+           "KV chunks that a load left to the worker to recompute while others were read."})),
+      yielded(recorder.counter(
+          {"withy_store_taken_over_chunks_total",
+           "KV chunks that were to be read and were left to the worker while the load went on."})),
+      kept(recorder.counter({"withy_store_kept_chunks_total",
+                             "KV chunks in the arena that outlived a restart of context_store."})),
+      not_kept(recorder.counter({"withy_store_unkept_chunks_total",
+                                 "KV chunks in a kept arena that did not match their identity or "
+                                 "checksum."})) {}
+
+ArenaMetrics::ArenaMetrics(Recorder& recorder)
+    : free(ArenaBytes(recorder, "free")),
+      used(ArenaBytes(recorder, "used")),
+      quarantined(ArenaBytes(recorder, "quarantined")),
+      withheld(ArenaBytes(recorder, "withheld")),
+      locked(recorder.gauge({"withy_store_arena_locked_bytes",
+                             "KV arena that is locked into memory.", telemetry::Unit::kBytes})),
+      missing(recorder.gauge(
+          {"withy_store_arena_missing_bytes",
+           "What the KV arena is smaller than configured, because memory is limited.",
+           telemetry::Unit::kBytes})),
+      usage(recorder.gauge({"withy_kv_usage_ratio", "Share of the KV arena that calls hold.",
+                            telemetry::Unit::kMillionths})) {}
+
+void ArenaMetrics::Record(const SlotPool::Counts& counts, uint64_t held_bytes,
+                          uint64_t locked_bytes) {
+  constexpr int64_t kMillion = 1'000'000;
+  free.Set(counts.free);
+  used.Set(counts.claimed + counts.resident);
+  quarantined.Set(counts.quarantined);
+  withheld.Set(counts.withheld);
+  locked.Set(locked_bytes);
+  usage.Set(counts.total == 0
+                ? 0
+                : static_cast<int64_t>(held_bytes) * kMillion / static_cast<int64_t>(counts.total));
+}
+
+StoreMetrics::StoreMetrics(Recorder& recorder)
+    : leases(recorder),
+      chunks(recorder),
+      arena(recorder),
       failed_cleanups(recorder.counter(
           {.name = "withy_store_failed_cleanups_total",
            .help = "Tries to free what something deleted had that failed; each is repeated."})),
@@ -44,11 +113,6 @@ StoreMetrics::StoreMetrics(Recorder& recorder)
       without_disk(recorder.gauge(
           {.name = "withy_store_kv_without_disk",
            .help = "1 while no KV is kept on disk because its directory could not be used."})),
-      demoted_bytes(Bytes(recorder, "withy_store_demoted_bytes_total",
-                          "Bytes of the arena freed by storing KV in fewer bits.")),
-      waiting_for_room(recorder.gauge(
-          {.name = "withy_store_waiting_for_room",
-           .help = "Calls that wait for room in the KV arena that other calls hold."})),
       kv_bytes_(Bytes(recorder, "withy_store_kv_bytes_total", "Bytes of KV given to the disk.")),
       written_bytes_(Bytes(recorder, "withy_store_kv_written_bytes_total",
                            "Bytes written to the disk for KV, checks and padding included.")),

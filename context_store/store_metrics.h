@@ -1,5 +1,5 @@
-// Metrics of KV in memory and on disk that are brought up to date together, by the store's
-// background thread. Neighbour: store_stats.cc fills them in.
+// Counters and gauges of the store, by what they tell of. The sums over all contexts are brought up
+// to date together, by the store's background thread.
 #pragma once
 
 #include <array>
@@ -12,7 +12,52 @@
 
 namespace withy::context_store {
 
-// Not thread-safe, but for RecordSharing: that is for the holder of the store's lock.
+struct LeaseMetrics {
+  explicit LeaseMetrics(telemetry::Recorder& recorder);
+
+  telemetry::Counter& commits;
+  telemetry::Counter& broken;
+  telemetry::Counter& refused_claims;
+  telemetry::Gauge& open;
+  telemetry::Gauge& waiting_for_room;
+  // Contexts with KV that a call opened, by where it was.
+  telemetry::Counter& opened_resident;
+  telemetry::Counter& opened_partly;
+  telemetry::Counter& opened_without;
+};
+
+struct ChunkMetrics {
+  explicit ChunkMetrics(telemetry::Recorder& recorder);
+
+  telemetry::Counter& faults;
+  telemetry::Counter& evicted;
+  telemetry::Counter& demoted;
+  telemetry::Counter& demoted_bytes;
+  telemetry::Counter& written;
+  telemetry::Counter& not_written;  // to spare the disk
+  telemetry::Counter& read;
+  telemetry::Counter& recomputed;
+  telemetry::Counter& yielded;
+  telemetry::Counter& kept;
+  telemetry::Counter& not_kept;
+};
+
+struct ArenaMetrics {
+  explicit ArenaMetrics(telemetry::Recorder& recorder);
+  // `held_bytes`: see LeaseTable.
+  void Record(const SlotPool::Counts& counts, uint64_t held_bytes, uint64_t locked_bytes);
+
+  telemetry::Gauge& free;
+  telemetry::Gauge& used;
+  telemetry::Gauge& quarantined;
+  telemetry::Gauge& withheld;
+  telemetry::Gauge& locked;
+  telemetry::Gauge& missing;
+  telemetry::Gauge& usage;
+};
+
+// Not thread-safe, but for the counters and gauges themselves, and for RecordSharing: that is for
+// the holder of the store's lock.
 class StoreMetrics {
  public:
   explicit StoreMetrics(telemetry::Recorder& recorder);
@@ -21,15 +66,12 @@ class StoreMetrics {
   void RecordDisk(const KvStorageStats& stats);
   void RecordSharing(const ArenaKv& kv);
 
-  telemetry::Counter& opened_resident;
-  telemetry::Counter& opened_partly;
-  telemetry::Counter& opened_without;
-  telemetry::Counter& not_written;
+  LeaseMetrics leases;
+  ChunkMetrics chunks;
+  ArenaMetrics arena;
   telemetry::Counter& failed_cleanups;
   telemetry::Gauge& cleanups_left;
   telemetry::Gauge& without_disk;
-  telemetry::Counter& demoted_bytes;
-  telemetry::Gauge& waiting_for_room;
 
  private:
   // Adds what `total` has grown by since the last call for this counter.

@@ -36,7 +36,7 @@ class StoreRoomTest : public StoreFixture {
     const auto claimed = ClaimAndCheck(lease, context, first, count);
     if (!claimed.ok()) {
       EXPECT_TRUE(absl::IsResourceExhausted(claimed.status())) << claimed.status();
-      store_->Abort(lease);
+      store_->leases().Abort(lease);
       return false;
     }
     for (const ChunkSlot& chunk : *claimed) {
@@ -44,7 +44,7 @@ class StoreRoomTest : public StoreFixture {
       outcome.chunks.back().density = static_cast<float>(random_() % 1000) / 1000;
       written_[outcome.chunks.back().identity] = Payload(chunk.slot);
     }
-    EXPECT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
+    EXPECT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
     std::erase(by_use_, context);
     by_use_.push_back(context);
     return true;
@@ -97,7 +97,7 @@ class StoreRoomTest : public StoreFixture {
   }
   absl::StatusOr<std::vector<ChunkSlot>> ClaimAndCheck(LeaseId lease, const std::string& context,
                                                        uint32_t first, uint32_t count) {
-    store_->AwaitTidy();
+    store_->idle().AwaitTidy();
     std::map<std::string, uint64_t> before;
     std::map<std::string, size_t> chunks;
     for (const std::string& id : by_use_) {
@@ -106,7 +106,7 @@ class StoreRoomTest : public StoreFixture {
     }
     const uint64_t room = ExactRoom(context);
     const uint64_t lost_before = store_->Stats().demoted_bytes;
-    const auto claimed = store_->Claim(lease, first, count);
+    const auto claimed = store_->leases().Claim(lease, first, count);
     const uint64_t lost = store_->Stats().demoted_bytes - lost_before;
     const uint64_t wanted = count * kQ8Bytes;
     EXPECT_LE(lost, wanted - std::min(wanted, room) + (wanted > room ? kStepBytes : 0))
@@ -155,10 +155,10 @@ TEST_F(StoreRoomTest, WithRoomOnTheDiskWhatIsKeptIsWhatWasComputed) {
         KillAndStart();
         break;
       case 2:
-        store_->AwaitTidy();
+        store_->idle().AwaitTidy();
         break;
       case 3:
-        ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+        ASSERT_TRUE(store_->deletions().DeleteContext("app", context).ok());
         std::erase(by_use_, context);
         CreateOne();
         break;
@@ -190,7 +190,7 @@ TEST_F(StoreRoomTest, WithoutRoomKvLosesBitsInOrderAndNoMoreThanIsNeeded) {
     for (int step = 0; step < 80 && !HasFailure(); ++step) {
       const std::string context = by_use_[random_() % by_use_.size()];
       if (store_->ChunksOf(context).size() > kArenaChunks / 3) {
-        ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+        ASSERT_TRUE(store_->deletions().DeleteContext("app", context).ok());
         std::erase(by_use_, context);
         CreateOne();
         continue;
@@ -215,10 +215,10 @@ TEST_F(StoreRoomTest, WhatWasSparedTheDiskIsWrittenBeforeItLosesBits) {
   ASSERT_TRUE(TalkMore(first, part));
   ASSERT_TRUE(TalkMore(second, part));
   ASSERT_TRUE(TalkMore(third, part / 8));
-  store_->AwaitTidy();
+  store_->idle().AwaitTidy();
   ASSERT_EQ(store_->KvOf(third).stored_bytes, 0u) << "spared";
-  ASSERT_TRUE(store_->DeleteContext("app", first).ok());
-  ASSERT_TRUE(store_->DeleteContext("app", second).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", first).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", second).ok());
   by_use_ = {third};
   const std::string large = CreateOne();
   ASSERT_TRUE(TalkMore(large, static_cast<uint32_t>(kArenaChunks) - 10));

@@ -46,7 +46,7 @@ class StoreTest : public ::testing::Test {
     return *std::move(store);
   }
   LeaseId Open(uint64_t epoch, const std::string& context) {
-    const auto opening = store_->OpenLease({epoch, "app", context, 1}, listener_);
+    const auto opening = store_->leases().Open({epoch, "app", context, 1}, listener_);
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
@@ -73,24 +73,26 @@ class StoreTest : public ::testing::Test {
 };
 
 TEST_F(StoreTest, ASecondSideSocketIsRefusedAndLeavesTheFirstAlone) {
-  auto first = SideSocket::Start(dir_ / "arena.sock", *store_);
+  auto first = SideSocket::Start(dir_ / "arena.sock", store_->arena_keeper());
   ASSERT_TRUE(first.ok()) << first.status();
   const auto other = OpenStore(dir_ / "other", {});
-  const absl::Status second = SideSocket::Start(dir_ / "arena.sock", *other).status();
+  const absl::Status second =
+      SideSocket::Start(dir_ / "arena.sock", other->arena_keeper()).status();
   EXPECT_TRUE(absl::IsAlreadyExists(second)) << second;
   EXPECT_THAT(std::string(second.message()), ::testing::HasSubstr("run_dir"));
   ArenaOffer offer;
   UniqueFd connection;
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   EXPECT_TRUE(Connect(**first, 7, epoch, &offer, &connection).ok());
   first->reset();
-  EXPECT_TRUE(SideSocket::Start(dir_ / "arena.sock", *other).ok()) << "the first is gone";
+  EXPECT_TRUE(SideSocket::Start(dir_ / "arena.sock", other->arena_keeper()).ok())
+      << "the first is gone";
 }
 
 TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
-  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  auto side = SideSocket::Start(dir_ / "arena.sock", store_->arena_keeper());
   ASSERT_TRUE(side.ok()) << side.status();
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   const auto fd = Connect(**side, 7, epoch, &offer, &connection);
@@ -105,7 +107,7 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   // The store's stamp is visible in this mapping, and damage done here is visible to the store.
   const std::string context = store_->contexts().Create("app", {})->context_id;
   const LeaseId lease = Open(epoch, context);
-  const auto claimed = store_->Claim(lease, 0, 2);
+  const auto claimed = store_->leases().Claim(lease, 0, 2);
   ASSERT_TRUE(claimed.ok());
   std::byte* block =
       engine::KvMemory{mapped->data(), mapped->size()}.At(claimed->chunks[1].slot.Block(kKv, 1));
@@ -114,24 +116,24 @@ TEST_F(StoreTest, TheSideSocketHandsOutTheVeryMemoryOfTheStore) {
   EXPECT_EQ(stamp, epoch);
   std::memset(block, 0, sizeof stamp);
   std::vector<ChunkIdentity> chunks(2, {std::string(32, 'i'), 16, 100});
-  ASSERT_TRUE(store_->Commit(lease, {{"text"}, chunks, 32, std::nullopt}).ok());
+  ASSERT_TRUE(store_->leases().Commit(lease, {{"text"}, chunks, 32, std::nullopt}).ok());
   EXPECT_EQ(store_->KvOf(context).resident_bytes, ChunkBytes()) << "one chunk is left";
   EXPECT_EQ(store_->Stats().faults, 1u);
 }
 
 TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
-  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  auto side = SideSocket::Start(dir_ / "arena.sock", store_->arena_keeper());
   ASSERT_TRUE(side.ok());
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   ASSERT_TRUE(Connect(**side, 7, epoch, &offer, &connection).ok());
   const LeaseId broken = Open(epoch, "");
-  ASSERT_TRUE(store_->Claim(broken, 0, 2).ok());
-  store_->Break(broken);
+  ASSERT_TRUE(store_->leases().Claim(broken, 0, 2).ok());
+  store_->leases().Break(broken);
   EXPECT_EQ(store_->Stats().space.quarantined, 2 * ChunkBytes());
   const LeaseId running = Open(epoch, "");
-  ASSERT_TRUE(store_->Claim(running, 0, 1).ok());
+  ASSERT_TRUE(store_->leases().Claim(running, 0, 1).ok());
   connection.Reset();
   ASSERT_TRUE(Eventually([&] { return listener_->ended > 0; }));
   ASSERT_TRUE(Eventually([&] { return store_->Stats().space.quarantined == 0; }));
@@ -139,9 +141,9 @@ TEST_F(StoreTest, AClosedConnectionFreesWhatItsWorkerHeld) {
 }
 
 TEST_F(StoreTest, StrangersGetNoArena) {
-  auto side = SideSocket::Start(dir_ / "arena.sock", *store_);
+  auto side = SideSocket::Start(dir_ / "arena.sock", store_->arena_keeper());
   ASSERT_TRUE(side.ok());
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   ArenaOffer offer;
   UniqueFd connection;
   EXPECT_TRUE(absl::IsUnavailable(Connect(**side, 7, epoch + 1, &offer, &connection).status()));
@@ -154,87 +156,88 @@ TEST_F(StoreTest, StrangersGetNoArena) {
 }
 
 TEST_F(StoreTest, ALeaseSeesTheRecordAndTheNextOneWhatWasCommitted) {
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
   const LeaseId first = Open(epoch, context);
-  const auto waiting = store_->OpenLease({epoch, "app", context, 2}, listener_);
+  const auto waiting = store_->leases().Open({epoch, "app", context, 2}, listener_);
   ASSERT_TRUE(waiting.ok());
   EXPECT_FALSE(waiting->granted);
-  EXPECT_THAT(store_->Load(first)->segments, ::testing::ElementsAre("system"));
-  ASSERT_TRUE(store_->Claim(first, 0, 1).ok());
+  EXPECT_THAT(store_->leases().Load(first)->segments, ::testing::ElementsAre("system"));
+  ASSERT_TRUE(store_->leases().Claim(first, 0, 1).ok());
   LeaseOutcome outcome{{"q", "a"}, {{std::string(32, 'i'), 9, 100}}, 9, std::nullopt};
-  EXPECT_EQ(*store_->Commit(first, outcome), 1u);
+  EXPECT_EQ(*store_->leases().Commit(first, outcome), 1u);
   EXPECT_EQ(listener_->granted, 1);
-  const auto loaded = store_->Load(waiting->id);
+  const auto loaded = store_->leases().Load(waiting->id);
   ASSERT_TRUE(loaded.ok());
   EXPECT_THAT(loaded->segments, ::testing::ElementsAre("system", "q", "a"));
   ASSERT_EQ(loaded->resident.size(), 1u);
   EXPECT_EQ(loaded->resident[0].identity.tokens, 9u);
-  EXPECT_TRUE(absl::IsAborted(store_->DeleteContext("app", context)));
-  store_->Abort(waiting->id);
-  EXPECT_TRUE(store_->DeleteContext("app", context).ok());
+  EXPECT_TRUE(absl::IsAborted(store_->deletions().DeleteContext("app", context)));
+  store_->leases().Abort(waiting->id);
+  EXPECT_TRUE(store_->deletions().DeleteContext("app", context).ok());
   EXPECT_EQ(store_->Stats().space.free, store_->Stats().space.total);
 }
 
 // A call that was cancelled before its answer.
 TEST_F(StoreTest, KvAloneIsKeptBesideTheRecordAsItWas) {
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   const std::string context = store_->contexts().Create("app", {"", "", {"system"}})->context_id;
   const LeaseId cancelled = Open(epoch, context);
-  ASSERT_TRUE(store_->Claim(cancelled, 0, 2).ok());
+  ASSERT_TRUE(store_->leases().Claim(cancelled, 0, 2).ok());
   const std::vector<ChunkIdentity> chunks = {{std::string(32, 'i'), 16, 100},
                                              {std::string(32, 'j'), 9, 100}};
-  EXPECT_EQ(*store_->Commit(cancelled, {{}, chunks, 0, std::nullopt}), 0u);
+  EXPECT_EQ(*store_->leases().Commit(cancelled, {{}, chunks, 0, std::nullopt}), 0u);
   const LeaseId next = Open(epoch, context);
-  const auto loaded = store_->Load(next);
+  const auto loaded = store_->leases().Load(next);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_THAT(loaded->segments, ::testing::ElementsAre("system"));
   ASSERT_EQ(loaded->resident.size(), 2u);
   EXPECT_EQ(loaded->resident[1].identity.identity, std::string(32, 'j'));
   // A different prompt claims the second chunk for itself.
-  ASSERT_TRUE(store_->Claim(next, 1, 1).ok());
+  ASSERT_TRUE(store_->leases().Claim(next, 1, 1).ok());
   const std::vector<ChunkIdentity> others = {chunks[0], {std::string(32, 'k'), 4, 100}};
-  EXPECT_EQ(*store_->Commit(next, {{"q", "a"}, others, 20, std::nullopt}), 1u);
+  EXPECT_EQ(*store_->leases().Commit(next, {{"q", "a"}, others, 20, std::nullopt}), 1u);
   EXPECT_EQ(store_->KvOf(context).resident_bytes, 2 * ChunkBytes());
   EXPECT_EQ(store_->Stats().faults, 0u);
 }
 
 TEST_F(StoreTest, RemovingAnAppTakesAllOrNothing) {
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   const auto app = store_->apps().Bind("mail");
   ASSERT_TRUE(app.ok());
   const std::string a = store_->contexts().Create(app->app_id, {})->context_id;
   const std::string b = store_->contexts().Create(app->app_id, {})->context_id;
-  const auto lease = store_->OpenLease({epoch, app->app_id, a, 1}, listener_);
+  const auto lease = store_->leases().Open({epoch, app->app_id, a, 1}, listener_);
   ASSERT_TRUE(lease.ok());
-  EXPECT_TRUE(absl::IsAborted(store_->RemoveApp(app->app_id)));
+  EXPECT_TRUE(absl::IsAborted(store_->deletions().RemoveApp(app->app_id)));
   EXPECT_TRUE(store_->contexts().Find(app->app_id, b).ok());
   EXPECT_TRUE(store_->apps().Authenticate(app->token).ok());
-  store_->Abort(lease->id);
-  ASSERT_TRUE(store_->RemoveApp(app->app_id).ok());
+  store_->leases().Abort(lease->id);
+  ASSERT_TRUE(store_->deletions().RemoveApp(app->app_id).ok());
   EXPECT_TRUE(absl::IsUnauthenticated(store_->apps().Authenticate(app->token).status()));
   EXPECT_TRUE(absl::IsNotFound(store_->contexts().Find(app->app_id, a).status()));
-  EXPECT_TRUE(absl::IsNotFound(store_->RemoveApp(app->app_id)));
+  EXPECT_TRUE(absl::IsNotFound(store_->deletions().RemoveApp(app->app_id)));
 }
 
 TEST_F(StoreTest, EpochsGoUpOverRestarts) {
-  const uint64_t before = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t before = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   store_.reset();
   store_ = OpenStore(dir_ / "db", {});
-  EXPECT_TRUE(absl::IsAborted(store_->OpenLease({before, "app", "", 1}, listener_).status()));
-  EXPECT_GT(store_->Attach(7, StoreGeometry())->epoch, before);
+  EXPECT_TRUE(absl::IsAborted(store_->leases().Open({before, "app", "", 1}, listener_).status()));
+  EXPECT_GT(store_->arena_keeper().Attach(7, StoreGeometry())->epoch, before);
 }
 
 TEST_F(StoreTest, AKeptArenaIsUsedAgainButNotUnderTheHandsOfAFormerWorker) {
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
-  ASSERT_TRUE(store_->ConnectWorker(7, epoch, getpid()).ok());  // this process is alive
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
+  ASSERT_TRUE(
+      store_->arena_keeper().ConnectWorker(7, epoch, getpid()).ok());  // this process is alive
   const std::string killed = dir_.Snapshot("db");
   UniqueFd kept(fcntl(store_->arena().fd(), F_DUPFD_CLOEXEC, 0));
   auto next = OpenStore(killed, std::move(kept));
   EXPECT_TRUE(next->arena().recovered());
-  EXPECT_TRUE(absl::IsFailedPrecondition(next->Attach(8, StoreGeometry()).status()));
-  EXPECT_TRUE(next->Attach(7, StoreGeometry()).ok());
-  EXPECT_TRUE(next->Attach(8, StoreGeometry()).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(next->arena_keeper().Attach(8, StoreGeometry()).status()));
+  EXPECT_TRUE(next->arena_keeper().Attach(7, StoreGeometry()).ok());
+  EXPECT_TRUE(next->arena_keeper().Attach(8, StoreGeometry()).ok());
 }
 
 TEST_F(StoreTest, AnArenaOfAnotherSizeIsNotUsed) {
@@ -270,7 +273,7 @@ class StoreOnDiskTest : public StoreTest {
     auto store = Store::Open(std::move(options), Clock::Real(), *recorder_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
-    epoch_ = store_->Attach(7, StoreGeometry())->epoch;
+    epoch_ = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   }
   std::byte* At(KvSlot slot) const { return store_->arena().memory().base + slot.offset(); }
   void Restart(std::string_view strategy) {
@@ -281,7 +284,7 @@ class StoreOnDiskTest : public StoreTest {
   void Fill(const std::string& context, uint32_t full, uint32_t tail = 0) {
     std::mt19937 random(full);
     const LeaseId lease = Open(epoch_, context);
-    const auto claimed = store_->Claim(lease, 0, full + (tail > 0 ? 1 : 0));
+    const auto claimed = store_->leases().Claim(lease, 0, full + (tail > 0 ? 1 : 0));
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     LeaseOutcome outcome;
     outcome.segments = {"text"};
@@ -307,8 +310,8 @@ class StoreOnDiskTest : public StoreTest {
                                 .density = 1,
                                 .density_rows = 1});
     }
-    ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
-    store_->AwaitTidy();
+    ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
+    store_->idle().AwaitTidy();
   }
   // The bytes of a context's chunks behind their headers, as a call gets them.
   std::vector<std::string> ReadAll(const std::string& context) {
@@ -317,7 +320,7 @@ class StoreOnDiskTest : public StoreTest {
     const auto loaded = LoadWhole(*store_, lease, *listener_);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     for (const ResidentChunk& chunk : loaded->resident) all.push_back(BytesOf(chunk));
-    store_->Abort(lease);
+    store_->leases().Abort(lease);
     return all;
   }
   std::string BytesOf(const ResidentChunk& chunk) const {
@@ -400,8 +403,8 @@ TEST_F(StoreOnDiskTest, AContextOfFewBitsGoesToFewerWhenTheRatioFalls) {
   LeaseOutcome outcome;
   outcome.segments = {"text"};
   for (const ResidentChunk& chunk : loaded->resident) outcome.chunks.push_back(chunk.identity);
-  ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
-  store_->AwaitTidy();
+  ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
+  store_->idle().AwaitTidy();
   const ContextKv kv = store_->KvOf(context);
   EXPECT_LT(kv.resident_bytes, before * 85 / 100);
   EXPECT_EQ(kv.stored_bytes, kv.resident_bytes) << "what is on disk has fewer bits, too";
@@ -417,18 +420,18 @@ TEST_F(StoreOnDiskTest, TheWorkerAndTheDiskTellWhatLoadsCost) {
                 .recompute_position_ms = 3,
                 .read_fixed_ms = 99,
                 .read_mib_ms = 99};
-  store_->SetWorkerCosts(costs);
-  EXPECT_EQ(store_->load_costs().recompute_chunk_ms, 2);
-  EXPECT_EQ(store_->load_costs().read_mib_ms, UncalibratedLoadCosts().read_mib_ms);
+  store_->costs().SetWorkerCosts(costs);
+  EXPECT_EQ(store_->costs().loads().recompute_chunk_ms, 2);
+  EXPECT_EQ(store_->costs().loads().read_mib_ms, UncalibratedLoadCosts().read_mib_ms);
   probe_reads_ = true;
   Restart();
-  store_->AwaitTidy();
-  const policy::LoadCosts measured = store_->load_costs();
+  store_->idle().AwaitTidy();
+  const policy::LoadCosts measured = store_->costs().loads();
   EXPECT_NE(measured.read_mib_ms, UncalibratedLoadCosts().read_mib_ms);
   EXPECT_GT(measured.read_mib_ms, 0);
   Restart();
-  store_->AwaitTidy();
-  EXPECT_EQ(store_->load_costs().read_mib_ms, measured.read_mib_ms) << "measured once";
+  store_->idle().AwaitTidy();
+  EXPECT_EQ(store_->costs().loads().read_mib_ms, measured.read_mib_ms) << "measured once";
 }
 
 TEST_F(StoreOnDiskTest, WhatLeavesTheArenaIsReadBack) {
@@ -457,11 +460,11 @@ TEST_F(StoreOnDiskTest, TheFrontOfAContextIsLeftToTheWorkerWhereReadingIsSlow) {
   costs_.load = {.recompute_chunk_ms = 1,
                  .read_mib_ms = 1.0 * (1 << 20) / static_cast<double>(ChunkBytes())};
   Restart();
-  const auto opening = store_->OpenLease(
+  const auto opening = store_->leases().Open(
       {.epoch = epoch_, .app_id = "app", .context_id = context, .level_percent = 100}, listener_);
   ASSERT_TRUE(opening.ok()) << opening.status();
   listener_->layers = 0;
-  const auto loaded = store_->Load(opening->id);
+  const auto loaded = store_->leases().Load(opening->id);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_EQ(loaded->resident.size(), 40u);
   for (size_t i = 0; i < 40; ++i) {
@@ -470,7 +473,7 @@ TEST_F(StoreOnDiskTest, TheFrontOfAContextIsLeftToTheWorkerWhereReadingIsSlow) {
   ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
   for (size_t i = 2; i < 40; ++i) EXPECT_EQ(BytesOf(loaded->resident[i]), before[i]);
   // A worker that dies leaves everything on disk as it was.
-  store_->Break(opening->id);
+  store_->leases().Break(opening->id);
   EXPECT_EQ(store_->KvOf(context).stored_bytes, 40 * ChunkBytes());
 }
 
@@ -492,13 +495,13 @@ TEST_F(StoreOnDiskTest, DamageIsToldAndTheRestIsUsed) {
   Restart();
   listener_->failed = UINT32_MAX;
   const LeaseId lease = Open(epoch_, context);
-  const auto loaded = store_->Load(lease);
+  const auto loaded = store_->leases().Load(lease);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->resident.size(), 10u);
   EXPECT_TRUE(Eventually([&] { return listener_->failed == 0; }));
   EXPECT_TRUE(Eventually([&] { return store_->KvOf(context).stored_bytes == 0; }));
   EXPECT_GT(store_->Stats().faults, 0u);
-  store_->Abort(lease);
+  store_->leases().Abort(lease);
   Fill(context, 10);  // computed again
   EXPECT_EQ(ReadAll(context), before);
 }
@@ -578,49 +581,50 @@ TEST_F(StoreOnDiskTest, KvGivesWayToTextAndTextIsKept) {
   EXPECT_GT(store_->KvOf(contexts.back()).stored_bytes, 0u);
 
   // Random text, which RocksDB cannot compress.
-  const std::string big = store_->CreateContext("app", {})->context_id;
+  const std::string big = store_->records().Create("app", {})->context_id;
   LeaseOutcome outcome;
   for (int i = 0; i < 4; ++i) outcome.segments.push_back(RandomBytes(300'000));
-  ASSERT_TRUE(store_->Commit(Open(epoch_, big), outcome).ok())
+  ASSERT_TRUE(store_->leases().Commit(Open(epoch_, big), outcome).ok())
       << "the call that reaches the bound is answered";
-  store_->AwaitTidy();
-  const absl::Status refused = store_->OpenLease({epoch_, "app", big, 1}, listener_).status();
-  for (const absl::Status& status : {refused, store_->CreateContext("app", {}).status(),
-                                     store_->FindResult("app", "new", "digest").status()}) {
+  store_->idle().AwaitTidy();
+  const absl::Status refused = store_->leases().Open({epoch_, "app", big, 1}, listener_).status();
+  for (const absl::Status& status :
+       {refused, store_->records().Create("app", {}).status(),
+        store_->records().FindResult("app", "new", "digest").status()}) {
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     EXPECT_THAT(std::string(status.message()),
                 testing::AllOf(HasSubstr("the limit is 1048576"), HasSubstr("store.disk_bytes"),
                                HasSubstr("delete contexts")));
   }
   EXPECT_EQ(store_->contexts().ReadSegments("app", big)->size(), 4u);
-  ASSERT_TRUE(store_->DeleteContext("app", big).ok());
-  EXPECT_TRUE(store_->CreateContext("app", {}).ok()) << "there is room again";
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", big).ok());
+  EXPECT_TRUE(store_->records().Create("app", {}).ok()) << "there is room again";
   EXPECT_EQ(store_->contexts().ReadSegments("app", contexts.front())->size(), 1u);
 }
 
 TEST_F(StoreOnDiskTest, ABackupIsMadeWhileItRunsAndRemovedAfterwards) {
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 20);
-  const auto backup = store_->backups().Begin(/*with_master_key=*/true);
+  const auto backup = store_->records().backups().Begin(/*with_master_key=*/true);
   ASSERT_TRUE(backup.ok()) << backup.status();
   EXPECT_TRUE(std::filesystem::exists(backup->directory + "/records/CURRENT"));
   EXPECT_TRUE(std::filesystem::exists(backup->directory + "/master.key"));
-  const auto without = store_->backups().Begin(/*with_master_key=*/false);
+  const auto without = store_->records().backups().Begin(/*with_master_key=*/false);
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_FALSE(std::filesystem::exists(without->directory + "/master.key"));
   std::vector<std::string> ids = {backup->id, without->id};
-  while (ids.size() < kMaxBackups) ids.push_back(store_->backups().Begin(true)->id);
-  EXPECT_TRUE(absl::IsResourceExhausted(store_->backups().Begin(true).status()));
-  ASSERT_TRUE(store_->keys().Rotate().ok());
+  while (ids.size() < kMaxBackups) ids.push_back(store_->records().backups().Begin(true)->id);
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->records().backups().Begin(true).status()));
+  ASSERT_TRUE(store_->records().keys().Rotate().ok());
   // As somebody would restore it.
   const std::string elsewhere = dir_ / "elsewhere";
   std::filesystem::copy(backup->directory, elsewhere, std::filesystem::copy_options::recursive);
   auto restored = OpenStore(elsewhere + "/records", {});
   EXPECT_EQ(restored->contexts().ReadSegments("app", context)->size(), 1u);
-  for (const std::string& id : ids) EXPECT_TRUE(store_->backups().End(id).ok());
-  EXPECT_TRUE(absl::IsNotFound(store_->backups().End(ids[0])));
+  for (const std::string& id : ids) EXPECT_TRUE(store_->records().backups().End(id).ok());
+  EXPECT_TRUE(absl::IsNotFound(store_->records().backups().End(ids[0])));
   EXPECT_FALSE(std::filesystem::exists(backup->directory));
-  EXPECT_TRUE(store_->backups().Begin(true).ok());
+  EXPECT_TRUE(store_->records().backups().Begin(true).ok());
   Restart();
   EXPECT_FALSE(std::filesystem::exists(dir_ / "backups")) << "nobody ended it";
 }
@@ -628,7 +632,7 @@ TEST_F(StoreOnDiskTest, ABackupIsMadeWhileItRunsAndRemovedAfterwards) {
 TEST_F(StoreOnDiskTest, ADeletedContextLeavesNoKv) {
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 20);
-  ASSERT_TRUE(store_->DeleteContext("app", context).ok());
+  ASSERT_TRUE(store_->deletions().DeleteContext("app", context).ok());
   Restart();
   EXPECT_EQ(store_->KvOf(context).tokens, 0u);
 }
@@ -638,14 +642,14 @@ TEST_F(StoreOnDiskTest, AnotherModelsKvIsNotUsed) {
   Fill(context, 20);
   Geometry other = StoreGeometry();
   other.model_id = std::string(32, 'n');
-  ASSERT_TRUE(store_->Attach(7, other).ok());
+  ASSERT_TRUE(store_->arena_keeper().Attach(7, other).ok());
   EXPECT_EQ(store_->KvOf(context).tokens, 0u);
   Restart();
   EXPECT_EQ(store_->KvOf(context).tokens, 0u) << "it was deleted";
 }
 
 TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {
-  const uint64_t epoch = store_->Attach(7, StoreGeometry())->epoch;
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   std::vector<std::string> contexts;
   for (int i = 0; i < 2; ++i) contexts.push_back(store_->contexts().Create("app", {})->context_id);
   std::atomic<uint32_t> committed{0};
@@ -653,20 +657,20 @@ TEST_F(StoreTest, ManyThreadsOnFewContextsLoseNothing) {
     for (int i = 0; i < 25; ++i) {
       const auto listener = std::make_shared<CountingListener>();
       const auto opening =
-          store_->OpenLease({epoch, "app", contexts[static_cast<size_t>(i % 2)], 1}, listener);
+          store_->leases().Open({epoch, "app", contexts[static_cast<size_t>(i % 2)], 1}, listener);
       ASSERT_TRUE(opening.ok());
       ASSERT_TRUE(opening->granted || Eventually([&] { return listener->granted > 0; }));
-      ASSERT_TRUE(store_->Load(opening->id).ok());
-      const auto first = static_cast<uint32_t>(store_->Load(opening->id)->resident.size());
-      const bool claimed = store_->Claim(opening->id, first, 1).ok();
+      ASSERT_TRUE(store_->leases().Load(opening->id).ok());
+      const auto first = static_cast<uint32_t>(store_->leases().Load(opening->id)->resident.size());
+      const bool claimed = store_->leases().Claim(opening->id, first, 1).ok();
       if ((i + thread) % 5 == 0) {
-        store_->Break(opening->id);
+        store_->leases().Break(opening->id);
         continue;
       }
       LeaseOutcome outcome;
       outcome.segments = {"text"};
       if (claimed) outcome.chunks.assign(first + 1, {std::string(32, 'i'), 16, 100});
-      ASSERT_TRUE(store_->Commit(opening->id, std::move(outcome)).ok());
+      ASSERT_TRUE(store_->leases().Commit(opening->id, std::move(outcome)).ok());
       ++committed;
     }
   };

@@ -60,7 +60,7 @@ inline absl::StatusOr<LoadedContext> LoadWhole(Store& store, LeaseId lease,
                                                CountingListener& listener) {
   listener.layers = 0;
   listener.failed = UINT32_MAX;
-  absl::StatusOr<LoadedContext> loaded = store.Load(lease);
+  absl::StatusOr<LoadedContext> loaded = store.leases().Load(lease);
   if (!loaded.ok()) return loaded;
   const bool loading =
       std::any_of(loaded->resident.begin(), loaded->resident.end(),
@@ -104,7 +104,7 @@ class StoreFixture : public ::testing::Test {
     Attach();
   }
   void Attach(char model = 'm') {
-    const auto attached = store_->Attach(kWorker, StoreGeometry(model));
+    const auto attached = store_->arena_keeper().Attach(kWorker, StoreGeometry(model));
     ASSERT_TRUE(attached.ok()) << attached.status();
     epoch_ = attached->epoch;
   }
@@ -138,7 +138,7 @@ class StoreFixture : public ::testing::Test {
   }
 
   LeaseId Open(const std::string& context) {
-    const auto opening = store_->OpenLease({epoch_, "app", context, 1}, listener_);
+    const auto opening = store_->leases().Open({epoch_, "app", context, 1}, listener_);
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;
   }
@@ -178,13 +178,13 @@ class StoreFixture : public ::testing::Test {
       if (chunk.identity.tokens == 16) outcome.chunks.push_back(chunk.identity);
     }
     const auto first = static_cast<uint32_t>(outcome.chunks.size());
-    const auto claimed = store_->Claim(lease, first, full + (tail > 0 ? 1 : 0));
+    const auto claimed = store_->leases().Claim(lease, first, full + (tail > 0 ? 1 : 0));
     ASSERT_TRUE(claimed.ok()) << claimed.status();
     for (const ChunkSlot& chunk : claimed->chunks) {
       outcome.chunks.push_back(Write(chunk.slot, chunk.chunk < first + full ? 16 : tail));
     }
-    ASSERT_TRUE(store_->Commit(lease, std::move(outcome)).ok());
-    store_->AwaitTidy();
+    ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
+    store_->idle().AwaitTidy();
   }
   // What a call finds in the arena: a sum of each chunk's identity and bytes, without the epochs.
   std::vector<std::string> Resident(const std::string& context) {
@@ -202,7 +202,7 @@ class StoreFixture : public ::testing::Test {
       const uint32_t sum = Crc32c(0, std::as_bytes(std::span(bytes)));
       all.push_back(std::to_string(chunk.where.chunk) + ":" + std::to_string(sum));
     }
-    store_->Abort(lease);
+    store_->leases().Abort(lease);
     return all;
   }
   // Work that a kill interrupts: a lease on one of the contexts with claims half written.
@@ -210,7 +210,7 @@ class StoreFixture : public ::testing::Test {
     const LeaseId lease = Open(contexts[random_() % contexts.size()]);
     const auto loaded = Load(lease);
     const auto first = static_cast<uint32_t>(random_() % (loaded->resident.size() + 1));
-    if (const auto claimed = store_->Claim(lease, first, 3); claimed.ok()) {
+    if (const auto claimed = store_->leases().Claim(lease, first, 3); claimed.ok()) {
       Write(claimed->chunks[0].slot, 16);
       store_->arena().At(claimed->chunks[1].slot.Block(kKv, 0))[100] ^= std::byte{1};
     }

@@ -367,6 +367,27 @@ inline constexpr size_t kOutlookCalls = 4;
 inline constexpr double kOutlookQuantile = 0.2;
 inline constexpr double kMostSpeedup = 8;
 
+// --- KV of contexts (kv_demotion.h, load_learning.h)
+
+// Chunks of a context that stay at 8 bits: the first ones, which all later tokens attend to, and
+// the latest ones, which the next call attends to most. Chunks. Unrecorded. Test:
+// KvDemotionTest.TheEndsOfAContextStayExact.
+inline constexpr size_t kFirstExactChunks = 2;
+inline constexpr size_t kLastExactChunks = 2;
+// How far one load moves the costs of the next plan towards what it has shown, and how far one that
+// shows nothing of recomputing moves that back to its calibration: a worker that was slow once is
+// tried again in time. Shares. Unrecorded. Tests: LoadLearningTest.
+inline constexpr double kLoadLearningShare = 0.25;
+inline constexpr double kRecomputeForget = 0.02;
+// Fewer chunks recomputed, and fewer bytes read, teach nothing: fixed costs hide the rest. Chunks;
+// bytes. Choice. Tests: LoadLearningTest.
+inline constexpr size_t kLeastRecomputedThatTeach = 4;
+inline constexpr uint64_t kLeastReadBytesThatTeach = 1 << 20;
+// Bounds of recomputing beside its calibration, so that no single odd load decides all later ones.
+// Ratios. Choice. Test: LoadLearningTest.RecomputingStaysWithinBoundsOfTheCalibration.
+inline constexpr double kMostRecomputeSpeedUp = 2;
+inline constexpr double kMostRecomputeSlowdown = 4;
+
 // --- Power and heat (energy_ledger.h, thermal_limit.h)
 
 // Time constant of the board's mean power, apart for while calls run and while none does. Seconds.

@@ -1,7 +1,7 @@
 // Describes the chunks in the arena for the next store process: which chunk of which context is in
 // which slot. It lies behind the arena's blocks, in the same memory, and outlives the process with
-// it. Workers do not map it. Neighbours: arena_kv.h keeps it up to date, store_keep.cc checks what
-// it says against the blocks before it is used.
+// it. Workers do not map it. Neighbours: arena_kv.h keeps it up to date, arena_keeper.cc checks
+// what it says against the blocks before it is used.
 //
 // An entry is there only while its slot belongs to a context: it is removed before the slot is
 // handed out or freed. So a process that is killed at any moment leaves no entry of a slot that a

@@ -15,6 +15,29 @@ KvContext* ArenaKv::FindIdle(std::string_view context_id) {
   return const_cast<KvContext*>(std::as_const(*this).FindIdle(context_id));
 }
 
+std::vector<ContextChunk> ArenaKv::ChunksOf(std::string_view context_id) const {
+  const auto found = contexts.find(std::string(context_id));
+  if (found == contexts.end()) return {};
+  std::vector<ContextChunk> chunks = found->second.kv.chunks;
+  for (ContextChunk& chunk : chunks) {
+    chunk.shared = chunk.shared && pool.contexts(chunk.slot->units) > 1;
+  }
+  return chunks;
+}
+
+ContextKv ArenaKv::KvOf(std::string_view context_id) const {
+  ContextKv kv;
+  for (const ContextChunk& chunk : ChunksOf(context_id)) {
+    if (chunk.slot.has_value()) kv.resident_bytes += geometry.ChunkBytes(chunk.slot->format);
+    if (chunk.stored != 0) kv.stored_bytes += geometry.ChunkBytes(chunk.stored_format);
+    if (chunk.nowhere()) continue;
+    kv.tokens += chunk.identity.tokens;
+    const KvFormat used = chunk.slot.has_value() ? chunk.slot->format : chunk.stored_format;
+    if (HasFewerBits(used, KvFormat::kQ8)) kv.compressed_tokens += chunk.identity.tokens;
+  }
+  return kv;
+}
+
 ChunkPlaces ArenaKv::PlacesOf(std::string_view context_id) const {
   ChunkPlaces places;
   const auto found = contexts.find(std::string(context_id));

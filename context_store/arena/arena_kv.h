@@ -50,6 +50,14 @@ struct BytesByFormat {
   std::array<uint64_t, engine::kKvFormats> stored = {};
 };
 
+// What a context has.
+struct ContextKv {
+  uint64_t resident_bytes = 0;
+  uint64_t stored_bytes = 0;
+  uint32_t tokens = 0;             // whose KV is in the arena or on disk
+  uint32_t compressed_tokens = 0;  // of these, in fewer bits than 8
+};
+
 // Chunks of a context by where they are.
 struct ChunkPlaces {
   uint32_t resident = 0;
@@ -87,6 +95,8 @@ struct ArenaKv {
   KvContext* FindIdle(std::string_view context_id);
   const KvContext* FindIdle(std::string_view context_id) const;
   ChunkPlaces PlacesOf(std::string_view context_id) const;
+  ContextKv KvOf(std::string_view context_id) const;
+  std::vector<ContextChunk> ChunksOf(std::string_view context_id) const;
   BytesByFormat Bytes() const;  // of all contexts
   // Takes the copies and the shared slots that the context's chunks gave up.
   void Collect(KvContext* context);

@@ -1,6 +1,6 @@
 // Keeps the part of the arena in memory that calls use, where RLIMIT_MEMLOCK does not permit to
 // lock all of it: the slots of leased contexts, as far as the limit goes. Neighbours: arena.h owns
-// it, store.cc tells it which slots a lease has.
+// it, lease_book.cc tells it which slots a lease has.
 #pragma once
 
 #include <atomic>

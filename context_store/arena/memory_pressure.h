@@ -1,5 +1,5 @@
 // How long tasks of this board, or of this process's cgroup, wait for memory: the kernel's pressure
-// stall information. Neighbour: store_pressure.cc shrinks the arena by it.
+// stall information. Neighbour: pressure_watch.cc shrinks the arena by it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // What it costs to read, to recompute and to round KV, for the decisions about it. Neighbours: a
 // worker reports recomputing and rounding when it attaches, read_probe.h measures reading;
-// store_tidy.cc and the plans of loads use them.
+// kv_cost_book.h keeps them up to date.
 #pragma once
 
 #include <array>

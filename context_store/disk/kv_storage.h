@@ -1,6 +1,6 @@
 // The KV of all contexts on disk: copies of chunks, written after calls and read back into the
 // arena before the next one. Neighbours: kv_segments.h has the files, kv_index.h the record of a
-// context, store.cc decides with lease_table.h what is written, read and given up.
+// context, idle/idle_writer.h and lease/context_load.h decide what is written and read.
 //
 // A copy is used only while the index on disk names it, or was written by this process. So the
 // order is: write and sync chunks, write the index, release what the index names no more. Each

@@ -1,6 +1,6 @@
 // What the store does with the KV of contexts that no call uses: evicts chunks for room, stores
 // them in smaller formats, writes them to disk, takes over what an earlier process left. Pure
-// state: the bytes are moved by store_tidy.cc and store_keep.cc. Neighbours: lease_table.h owns it
+// state: the bytes are moved by idle/ and arena_keeper.cc. Neighbours: lease_table.h owns it
 // and guards the contexts that calls use, policy/kv/kv_eviction.h orders evictions.
 #pragma once
 

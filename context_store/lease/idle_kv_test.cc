@@ -50,19 +50,19 @@ TEST_F(IdleKvTest, ADemotedChunkTakesLessSpace) {
   ASSERT_TRUE(work.has_value());
   EXPECT_EQ(table_.idle().FinishDemotion(*work, KvFormat::kQ4)->format, KvFormat::kQ4);
   const uint64_t small = LeaseGeometry().ChunkBytes(KvFormat::kQ4);
-  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes + small);
+  EXPECT_EQ(table_.kv().KvOf("c").resident_bytes, 2 * kSlotBytes + small);
   EXPECT_FALSE(table_.idle().BeginDemotion("c", 2, KvFormat::kQ4).has_value())
       << "it is unfinished";
   EXPECT_FALSE(table_.idle().BeginDemotion("c", 3, KvFormat::kQ4).has_value()) << "there is none";
   EXPECT_FALSE(table_.idle().BeginDemotion("c", 0, KvFormat::kQ4).has_value()) << "it has 4 bits";
   const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.Resident(lease)[0].where.slot.format, KvFormat::kQ4);
+  EXPECT_EQ(table_.chunks().Resident(lease)[0].where.slot.format, KvFormat::kQ4);
   EXPECT_FALSE(table_.idle().BeginDemotion("c", 1, KvFormat::kQ4).has_value()) << "it is leased";
   // Writing it takes a slot of the working size.
   const auto claimed = Claim(lease, 0, 1);
   ASSERT_TRUE(claimed.ok());
   EXPECT_EQ((*claimed)[0].slot.format, KvFormat::kQ8);
-  EXPECT_EQ(table_.slots().counts().free, 7 * kSlotBytes) << "three chunks of 8 bits";
+  EXPECT_EQ(table_.kv().pool.counts().free, 7 * kSlotBytes) << "three chunks of 8 bits";
   table_.Abort(lease);
 }
 
@@ -84,7 +84,7 @@ TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
   EXPECT_FALSE(idle.BeginWrite("c", 0).has_value());
   ASSERT_TRUE(idle.FinishDemotion(*idle.BeginDemotion("c", 0, KvFormat::kQ4), KvFormat::kQ4));
   const auto copy = [&] {
-    const ContextChunk chunk = ahead_.ChunksOf("c")[0];
+    const ContextChunk chunk = ahead_.kv().ChunksOf("c")[0];
     return std::pair(chunk.stored, chunk.stored_format);
   };
   EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
@@ -99,7 +99,7 @@ TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
   EXPECT_EQ(copy(), std::pair(StoredCopy{200}, KvFormat::kQ4));
   EXPECT_THAT(idle.TakeGivenUp(), ElementsAre(100));
   EXPECT_FALSE(idle.BeginWrite("c", 0).has_value());
-  EXPECT_EQ(ahead_.Audit(), "");
+  EXPECT_EQ(AuditLeases(ahead_.state()), "");
 }
 
 // A copy of more bits is not given up for one of fewer, and the next call gets it.
@@ -110,12 +110,12 @@ TEST_F(IdleKvTest, AnExactCopyIsKeptAndReadInsteadOfASmallerChunk) {
   ASSERT_TRUE(idle.FinishDemotion(*idle.BeginDemotion("c", 1, KvFormat::kQ4), KvFormat::kQ4));
   EXPECT_FALSE(idle.BeginWrite("c", 1).has_value());
   const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   ASSERT_EQ(loads.size(), 1u);
   EXPECT_EQ(loads[0].stored, 100u);
   EXPECT_EQ(loads[0].slot.format, KvFormat::kQ8);
-  table_.FinishLoad("c", loads, {true});
-  EXPECT_EQ(table_.KvOf("c").compressed_tokens, 0u);
+  table_.chunks().FinishLoad("c", loads, {true});
+  EXPECT_EQ(table_.kv().KvOf("c").compressed_tokens, 0u);
   table_.Abort(lease);
 }
 
@@ -127,7 +127,7 @@ TEST_F(IdleKvTest, ACopyOfFewerBitsIsNoCopyForAnEviction) {
   table_.idle().Adopt("adopted", {{"adopted", 0, {30 * 64 * 64, KvFormat::kQ8}, Chunks(1)[0]}},
                       {{Chunks(1)[0], std::nullopt, 7, KvFormat::kQ4}});
   ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("new", 1), 100));
-  EXPECT_EQ(idle.ExactRoom(), table_.slots().counts().free + kSlotBytes);
+  EXPECT_EQ(idle.ExactRoom(), table_.kv().pool.counts().free + kSlotBytes);
 }
 
 TEST_F(IdleKvTest, ADemotionGivesWayToACall) {
@@ -136,7 +136,7 @@ TEST_F(IdleKvTest, ADemotionGivesWayToACall) {
   ASSERT_TRUE(work.has_value());
   const LeaseId lease = Open("c");
   EXPECT_FALSE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
-  EXPECT_EQ(table_.Resident(lease)[1].where.slot, work->from);
+  EXPECT_EQ(table_.chunks().Resident(lease)[1].where.slot, work->from);
   // The call gives the slot back while the store still reads it.
   table_.Abort(lease);
   const auto second = table_.idle().BeginDemotion("c", 1, KvFormat::kQ4);
@@ -164,7 +164,7 @@ TEST_F(IdleKvTest, ADemotionNeedsNoRoom) {
     ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   }
   EXPECT_EQ(ResidentChunks("old"), 3u);
-  EXPECT_EQ(table_.slots().counts().free, 7 * (kSlotBytes - small));
+  EXPECT_EQ(table_.kv().pool.counts().free, 7 * (kSlotBytes - small));
   // A chunk that is being written to disk keeps its place.
   const auto write = table_.idle().BeginWrite("old", 0);
   const auto work = table_.idle().BeginDemotion("old", 0, KvFormat::kQ4);
@@ -182,21 +182,21 @@ TEST_F(IdleKvTest, GapsAreMovedTogetherAroundWhatCallsUse) {
       ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
     }
   }
-  ASSERT_EQ(table_.slots().Holds(kSlotBytes), 0u);
+  ASSERT_EQ(table_.kv().pool.Holds(kSlotBytes), 0u);
   std::map<SlotAt, SlotAt> moved;
   const auto move = [&](SlotAt from, SlotAt to, uint64_t) { moved[from] = to; };
   const LeaseId user = Open("a");
-  const std::vector<ContextChunk> before = table_.ChunksOf("a");
+  const std::vector<ContextChunk> before = table_.kv().ChunksOf("a");
   EXPECT_EQ(table_.idle().Compact(2, 0, move), 0u) << "nothing may be moved";
   EXPECT_GT(table_.idle().Compact(2, UINT64_MAX, move), 0u);
-  EXPECT_EQ(table_.slots().Holds(kSlotBytes), 1u);
+  EXPECT_EQ(table_.kv().pool.Holds(kSlotBytes), 1u);
   EXPECT_FALSE(moved.empty());
   for (size_t i = 0; i < before.size(); ++i) {
-    EXPECT_EQ(table_.ChunksOf("a")[i].slot, before[i].slot) << "a call uses it";
+    EXPECT_EQ(table_.kv().ChunksOf("a")[i].slot, before[i].slot) << "a call uses it";
   }
   table_.Abort(user);
   table_.idle().Compact(2, UINT64_MAX, move);
-  EXPECT_EQ(table_.slots().Holds(kSlotBytes), 2u);
+  EXPECT_EQ(table_.kv().pool.Holds(kSlotBytes), 2u);
 }
 
 TEST_F(IdleKvTest, LostCopiesAreForgotten) {
@@ -209,11 +209,11 @@ TEST_F(IdleKvTest, LostCopiesAreForgotten) {
   const auto work = table_.idle().BeginWrite("e", 0);
   ASSERT_TRUE(table_.idle().FinishWrite(*work, 27));
   table_.idle().ForgetCopies({8, 17, 27});
-  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
   EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(9));
-  EXPECT_EQ(table_.KvOf("d").tokens, 0u);
-  EXPECT_EQ(table_.KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
-  EXPECT_EQ(table_.KvOf("e").stored_bytes, 0u);
+  EXPECT_EQ(table_.kv().KvOf("d").tokens, 0u);
+  EXPECT_EQ(table_.kv().KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
+  EXPECT_EQ(table_.kv().KvOf("e").stored_bytes, 0u);
 }
 
 // Whoever writes a chunk to disk may drop it from the arena and read it back.
@@ -230,7 +230,7 @@ TEST_F(IdleKvTest, WhatIsSwappedOutIsWhatWouldLeave) {
   }
   const LeaseId lease = Open("new");
   ASSERT_TRUE(Claim(lease, 0, 5).ok());
-  EXPECT_EQ(table_.KvOf("old").tokens, 48u) << "nothing is to be computed again";
+  EXPECT_EQ(table_.kv().KvOf("old").tokens, 48u) << "nothing is to be computed again";
   EXPECT_EQ(ResidentChunks("old"), 1u);
   EXPECT_EQ(ResidentChunks("young"), 4u);
 }
@@ -249,16 +249,16 @@ TEST_F(IdleKvTest, WithheldRoomIsLentNotTaken) {
     withheld += pages.bytes;
   }
   EXPECT_EQ(withheld, 8 * kSlotBytes);
-  EXPECT_EQ(table_.slots().counts().withheld, withheld);
+  EXPECT_EQ(table_.kv().pool.counts().withheld, withheld);
   EXPECT_EQ(evicted_, 2u);
   EXPECT_EQ(ResidentChunks("c"), 2u) << "these have no copy";
-  EXPECT_EQ(table_.KvOf("c").tokens, 64u);
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 64u);
   const LeaseId lease = Open("d");
   ASSERT_TRUE(Claim(lease, 0, 7).ok());
   EXPECT_EQ(ResidentChunks("c"), 0u) << "idle contexts give first";
   table_.Abort(lease);
   table_.idle().GiveBack(withheld);
-  EXPECT_EQ(table_.slots().counts().withheld, 0u);
+  EXPECT_EQ(table_.kv().pool.counts().withheld, 0u);
 }
 
 TEST_F(IdleKvTest, WhatIsKeptAndWhatIsStoredAreOneContext) {
@@ -278,7 +278,7 @@ TEST_F(IdleKvTest, WhatIsKeptAndWhatIsStoredAreOneContext) {
                           {stored('a', 100), stored('b', 101), stored('c', 102)}),
       2u);
   EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(101));
-  const auto chunks = table_.ChunksOf("c");
+  const auto chunks = table_.kv().ChunksOf("c");
   ASSERT_EQ(chunks.size(), 3u);
   EXPECT_EQ(chunks[0].stored, 100u);
   EXPECT_EQ(chunks[1].identity.identity, std::string(32, 'x'));

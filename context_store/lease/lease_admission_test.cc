@@ -78,10 +78,10 @@ TEST_F(LeaseAdmissionTest, ACallThatWaitsCanLeave) {
   const LeaseId first = OpenFor(9, "c").id;
   const LeaseId second = OpenFor(9, "c").id;
   table_.Abort(first);
-  EXPECT_EQ(table_.Audit(), "");
+  EXPECT_EQ(AuditLeases(table_.state()), "");
   EXPECT_THAT(table_.Abort(call).granted, ElementsAre(second));
   table_.Abort(second);
-  EXPECT_EQ(table_.waiting_leases(), 0u);
+  EXPECT_EQ(table_.state().waiting, 0u);
 }
 
 TEST_F(LeaseAdmissionTest, ACallLargerThanTheArenaIsRefusedAtOnceWhenItIsAlone) {
@@ -155,11 +155,11 @@ class ManyCallers {
       if (step < steps && Pick(4) == 0 && calls_.size() < 16) Open();
       if (!calls_.empty()) Grow(&*std::next(calls_.begin(), Pick(calls_.size())));
       if (Pick(3) == 0) WorkOnIdle();
-      ASSERT_EQ(table_.Audit(), "");
+      ASSERT_EQ(AuditLeases(table_.state()), "");
       if (::testing::Test::HasFailure()) return;
     }
     EXPECT_GT(waited_, 0) << "the arena was never short";
-    EXPECT_EQ(table_.waiting_for_room(), 0);
+    EXPECT_EQ(table_.state().waiting_for_room(), 0);
   }
 
  private:
@@ -184,7 +184,7 @@ class ManyCallers {
     for (const auto& [id, call] : calls_) {
       if (!context.empty() && call.context == context) return;
     }
-    const uint32_t has = static_cast<uint32_t>(table_.ChunksOf(context).size());
+    const uint32_t has = static_cast<uint32_t>(table_.kv().ChunksOf(context).size());
     const auto others = std::count_if(calls_.begin(), calls_.end(),
                                       [](const auto& entry) { return entry.second.ahead; });
     const bool ahead = context.empty() && Pick(3) == 0 && others < kMostAhead;
@@ -212,10 +212,11 @@ class ManyCallers {
     call.granted = true;
     if (call.context.empty()) return;
     uint64_t evicted = 0;
-    const auto loads = table_.BeginLoad(id, {.policy = policy::LoadPolicy::kReadAll}, &evicted);
-    table_.FinishLoad(call.context, loads, std::vector<bool>(loads.size(), true));
+    const auto loads =
+        table_.chunks().BeginLoad(id, {.policy = policy::LoadPolicy::kReadAll}, &evicted);
+    table_.chunks().FinishLoad(call.context, loads, std::vector<bool>(loads.size(), true));
     Apply(table_.Advance());
-    call.held = static_cast<uint32_t>(table_.Resident(id).size());
+    call.held = static_cast<uint32_t>(table_.chunks().Resident(id).size());
   }
   void Apply(const Effects& effects) {
     for (const LateClaim& claim : effects.claims) {
@@ -246,7 +247,7 @@ class ManyCallers {
     calls_.erase(id);
     if (call.context.empty() || Pick(4) == 0) return Apply(table_.Abort(id));
     std::vector<ChunkIdentity> chunks;
-    const auto resident = table_.Resident(id);
+    const auto resident = table_.chunks().Resident(id);
     for (uint32_t i = 0; i < call.held; ++i) {
       const std::string name = call.context + std::string(31, static_cast<char>('0' + i));
       chunks.push_back(i < resident.size() ? resident[i].identity : ChunkIdentity{name, 16, 100});

@@ -24,29 +24,29 @@ TEST_F(LeaseLoadTest, WhatIsOnDiskComesBackIntoTheArena) {
   }
   const LeaseId other = Open("d");
   ASSERT_TRUE(Claim(other, 0, 8).ok());
-  EXPECT_EQ(table_.KvOf("c").resident_bytes, 2 * kSlotBytes) << "those with copies left";
-  EXPECT_EQ(table_.KvOf("c").tokens, 4 * kChunkTokens) << "nothing is to be computed again";
+  EXPECT_EQ(table_.kv().KvOf("c").resident_bytes, 2 * kSlotBytes) << "those with copies left";
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 4 * kChunkTokens) << "nothing is to be computed again";
   table_.Abort(other);
 
   using State = ResidentChunk::State;
   const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.Resident(lease).size(), 1u);
-  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 1u);
+  const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   ASSERT_EQ(loads.size(), 2u);
   EXPECT_EQ(loads[0].chunk, 1u);
   EXPECT_EQ(loads[1].stored, 102u);
-  ASSERT_EQ(table_.Resident(lease).size(), 4u);
-  EXPECT_EQ(table_.Resident(lease)[0].state, State::kResident);
-  EXPECT_EQ(table_.Resident(lease)[2].state, State::kLoading);
-  EXPECT_EQ(table_.Resident(lease)[3].state, State::kResident);
-  table_.FinishLoad("c", loads, {true, true});
-  EXPECT_EQ(table_.Resident(lease)[2].state, State::kResident);
+  ASSERT_EQ(table_.chunks().Resident(lease).size(), 4u);
+  EXPECT_EQ(table_.chunks().Resident(lease)[0].state, State::kResident);
+  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kLoading);
+  EXPECT_EQ(table_.chunks().Resident(lease)[3].state, State::kResident);
+  table_.chunks().FinishLoad("c", loads, {true, true});
+  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kResident);
   EXPECT_TRUE(table_.idle().TakeGivenUp().empty());
   // A commit that keeps a chunk keeps its copy; one that changes it gives the copy up.
   ASSERT_TRUE(Claim(lease, 2, 1).ok());
   EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(102));
   Commit(lease, Chunks(3));
-  EXPECT_EQ(table_.KvOf("c").stored_bytes, 2 * kSlotBytes);
+  EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, 2 * kSlotBytes);
 }
 
 TEST_F(LeaseLoadTest, WhatCannotBeReadIsComputedAgain) {
@@ -54,12 +54,12 @@ TEST_F(LeaseLoadTest, WhatCannotBeReadIsComputedAgain) {
                       {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
                        {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
                        {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
-  EXPECT_EQ(table_.KvOf("c").tokens, 48u);
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 48u);
   const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   ASSERT_EQ(loads.size(), 3u);
-  table_.FinishLoad("c", loads, {true, false, true});
-  EXPECT_EQ(table_.Resident(lease).size(), 1u);
+  table_.chunks().FinishLoad("c", loads, {true, false, true});
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 1u);
   EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(8));
   EXPECT_EQ(FreeChunks(), 8u);
   // The worker learns of it after its next claim.
@@ -77,14 +77,15 @@ TEST_F(LeaseLoadTest, AHoleIsComputedAgain) {
   };
   table_.idle().Adopt("c", {}, {stored('i', 7), stored('j', 8), stored('k', 9)});
   LeaseId lease = Open("c");
-  table_.FinishLoad("c", table_.BeginLoad(lease, {}, &evicted_), {true, false, true});
+  table_.chunks().FinishLoad("c", table_.chunks().BeginLoad(lease, {}, &evicted_),
+                             {true, false, true});
   table_.Abort(lease);
-  EXPECT_EQ(table_.KvOf("c").tokens, 32u);
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 32u);
 
   using State = ResidentChunk::State;
   lease = Open("c");
-  EXPECT_TRUE(table_.BeginLoad(lease, {.level_percent = 100}, &evicted_).empty());
-  const auto resident = table_.Resident(lease);
+  EXPECT_TRUE(table_.chunks().BeginLoad(lease, {.level_percent = 100}, &evicted_).empty());
+  const auto resident = table_.chunks().Resident(lease);
   ASSERT_EQ(resident.size(), 3u);
   EXPECT_EQ(resident[0].state, State::kResident);
   EXPECT_EQ(resident[1].state, State::kRecompute);
@@ -93,16 +94,17 @@ TEST_F(LeaseLoadTest, AHoleIsComputedAgain) {
   std::vector<ChunkIdentity> chunks;
   for (const auto& chunk : resident) chunks.push_back(chunk.identity);
   Commit(lease, chunks);
-  EXPECT_EQ(table_.KvOf("c").resident_bytes, 3 * kSlotBytes);
+  EXPECT_EQ(table_.kv().KvOf("c").resident_bytes, 3 * kSlotBytes);
 
   // At another level the hole ends what can be used.
   table_.idle().Adopt("d", {}, {stored('i', 17), stored('j', 18), stored('k', 19)});
   lease = Open("d");
-  table_.FinishLoad("d", table_.BeginLoad(lease, {}, &evicted_), {true, false, true});
+  table_.chunks().FinishLoad("d", table_.chunks().BeginLoad(lease, {}, &evicted_),
+                             {true, false, true});
   table_.Abort(lease);
   lease = Open("d");
-  EXPECT_TRUE(table_.BeginLoad(lease, {.level_percent = 50}, &evicted_).empty());
-  EXPECT_EQ(table_.Resident(lease).size(), 1u);
+  EXPECT_TRUE(table_.chunks().BeginLoad(lease, {.level_percent = 50}, &evicted_).empty());
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 1u);
   table_.Abort(lease);
 }
 
@@ -121,15 +123,15 @@ TEST_F(LeaseLoadTest, ThePlanSaysWhichChunksAreRead) {
       .policy = policy::LoadPolicy::kPrefix,
       .level_percent = 100};
   const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, rules, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, rules, &evicted_);
   ASSERT_EQ(loads.size(), 4u) << "2 recomputed and 4 read take equally long";
   EXPECT_EQ(loads.front().chunk, 2u);
-  EXPECT_EQ(table_.Resident(lease)[1].state, ResidentChunk::State::kRecompute);
-  EXPECT_EQ(table_.Resident(lease)[2].state, ResidentChunk::State::kLoading);
+  EXPECT_EQ(table_.chunks().Resident(lease)[1].state, ResidentChunk::State::kRecompute);
+  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, ResidentChunk::State::kLoading);
   // The worker ends early: everything is on disk as before.
   table_.Abort(lease);
-  table_.FinishLoad("c", loads, std::vector<bool>(4, false));
-  EXPECT_EQ(table_.KvOf("c").stored_bytes, 6 * kSlotBytes);
+  table_.chunks().FinishLoad("c", loads, std::vector<bool>(4, false));
+  EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, 6 * kSlotBytes);
   EXPECT_TRUE(AllFree());
 }
 
@@ -144,49 +146,49 @@ TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
   chunks.back().identity.tokens = 7;
   table_.idle().Adopt("c", {}, chunks);
   const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, {.level_percent = 100}, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, {.level_percent = 100}, &evicted_);
   ASSERT_EQ(loads.size(), 5u);
   EXPECT_TRUE(loads[3].recomputable);
   EXPECT_FALSE(loads[4].recomputable) << "an unfinished chunk is read in any case";
-  EXPECT_TRUE(table_.IsLoading("c", loads[1]));
+  EXPECT_TRUE(table_.chunks().IsLoading("c", loads[1]));
   const auto left =
-      table_.LeaveToWorker(lease, std::span<const ChunkLoad>(loads).first(3), &evicted_);
+      table_.chunks().Yield(lease, std::span<const ChunkLoad>(loads).first(3), &evicted_);
   ASSERT_EQ(left.size(), 3u);
   EXPECT_EQ(left[0].slot, loads[0].slot) << "of 8 bits already";
   EXPECT_EQ(left[2].slot.format, KvFormat::kQ8);
-  EXPECT_FALSE(table_.IsLoading("c", loads[1]));
-  EXPECT_EQ(table_.Audit(), "");
+  EXPECT_FALSE(table_.chunks().IsLoading("c", loads[1]));
+  EXPECT_EQ(AuditLeases(table_.state()), "");
   using State = ResidentChunk::State;
-  const auto resident = table_.Resident(lease);
+  const auto resident = table_.chunks().Resident(lease);
   ASSERT_EQ(resident.size(), 5u);
   EXPECT_EQ(resident[2].state, State::kRecompute);
   EXPECT_EQ(resident[3].state, State::kLoading);
-  table_.FinishLoad("c", {loads.begin() + 3, loads.end()}, {true, true});
+  table_.chunks().FinishLoad("c", {loads.begin() + 3, loads.end()}, {true, true});
   std::vector<ChunkIdentity> commit;
   for (const auto& chunk : resident) commit.push_back(chunk.identity);
   Commit(lease, commit);
   EXPECT_TRUE(table_.idle().TakeGivenUp().empty()) << "the copies are what they were";
-  EXPECT_EQ(table_.KvOf("c").tokens, 4u * 16 + 7);
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 4u * 16 + 7);
 
   // Once the lease is over, nothing can be left to it.
   const LeaseId next = Open("c");
   table_.Abort(next);
-  EXPECT_TRUE(table_.LeaveToWorker(next, loads, &evicted_).empty());
+  EXPECT_TRUE(table_.chunks().Yield(next, loads, &evicted_).empty());
 }
 
 TEST_F(LeaseLoadTest, ALoadOutlivesItsLease) {
   table_.idle().Adopt("c", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7}});
   const LeaseId lease = Open("c");
-  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   table_.Abort(lease);
   EXPECT_EQ(FreeChunks(), 9u);
-  table_.FinishLoad("c", loads, {true});
+  table_.chunks().FinishLoad("c", loads, {true});
   EXPECT_TRUE(AllFree());
-  EXPECT_EQ(table_.KvOf("c").tokens, 16u) << "it is still on disk";
+  EXPECT_EQ(table_.kv().KvOf("c").tokens, 16u) << "it is still on disk";
   const LeaseId next = Open("c");
-  const auto again = table_.BeginLoad(next, {}, &evicted_);
+  const auto again = table_.chunks().BeginLoad(next, {}, &evicted_);
   ASSERT_TRUE(table_.Attach(kOther, LeaseGeometry('n')).ok());
-  table_.FinishLoad("c", again, {true});
+  table_.chunks().FinishLoad("c", again, {true});
   EXPECT_TRUE(AllFree());
 }
 

@@ -8,8 +8,8 @@
 
 namespace withy::context_store {
 
-LeaseReactor* LeaseReactor::Create(Store& store, WorkPool& pool) {
-  auto reactor = std::shared_ptr<LeaseReactor>(new LeaseReactor(store, pool));
+LeaseReactor* LeaseReactor::Create(LeaseDesk& desk, WorkPool& pool) {
+  auto reactor = std::shared_ptr<LeaseReactor>(new LeaseReactor(desk, pool));
   reactor->self_ = reactor;
   reactor->StartRead(&reactor->request_);
   return reactor.get();
@@ -62,22 +62,22 @@ absl::Status LeaseReactor::Handle() {
     case v1::LeaseRequest::kOpen:
       return HandleOpen(request_.open());
     case v1::LeaseRequest::kBegin:
-      return store_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id(),
-                          request_.begin().need_tokens());
+      return desk_.Begin(lease(), request_.begin().app_id(), request_.begin().call_id(),
+                         request_.begin().need_tokens());
     case v1::LeaseRequest::kClaim:
       return HandleClaim(request_.claim());
     case v1::LeaseRequest::kShare:
       return HandleShare(request_.share());
     case v1::LeaseRequest::kFault:
-      return store_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
+      return desk_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
     case v1::LeaseRequest::kRecompute:
-      store_.Recompute(lease(), request_.recompute().computed_before(),
-                       request_.recompute().chunks());
+      desk_.Recompute(lease(), request_.recompute().computed_before(),
+                      request_.recompute().chunks());
       return absl::OkStatus();
     case v1::LeaseRequest::kCommit:
       return HandleCommit();
     default:
-      store_.Abort(lease());
+      desk_.Abort(lease());
       End(absl::OkStatus());
       return absl::OkStatus();
   }
@@ -94,22 +94,22 @@ absl::Status LeaseReactor::HandleOpen(const v1::LeaseOpen& open) {
     absl::MutexLock lock(&mutex_);
     if (ended_) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(const LeaseOpening opening,
-                           store_.OpenLease({open.epoch(),
-                                             open.app_id(),
-                                             open.context_id(),
-                                             open.call_id(),
-                                             open.rebuild(),
-                                             {open.request_id(), open.request_digest()},
-                                             open.level_percent(),
-                                             open.prompt_tokens(),
-                                             open.need_tokens()},
-                                            shared_from_this()));
+                           desk_.Open({open.epoch(),
+                                       open.app_id(),
+                                       open.context_id(),
+                                       open.call_id(),
+                                       open.rebuild(),
+                                       {open.request_id(), open.request_digest()},
+                                       open.level_percent(),
+                                       open.prompt_tokens(),
+                                       open.need_tokens()},
+                                      shared_from_this()));
     lease_ = opening.id;
     stage_ = Stage::kOpening;
     claim_chunks_ = open.claim_chunks();
     granted = opening.granted;
   }
-  if (granted && stateless && !store_.MakesRoom(open.claim_chunks())) {
+  if (granted && stateless && !desk_.MakesRoom(open.claim_chunks())) {
     Load();  // reads nothing
   } else if (granted) {
     OnGranted();
@@ -125,7 +125,7 @@ void LeaseReactor::OnGranted() {
 
 void LeaseReactor::Load() {
   if (stage() != Stage::kOpening) return;
-  const absl::StatusOr<LoadedContext> loaded = store_.Load(lease());
+  const absl::StatusOr<LoadedContext> loaded = desk_.Load(lease());
   if (!loaded.ok()) return End(loaded.status());
   absl::StatusOr<v1::LeaseOpened> opened = ToProto(lease(), *loaded);
   if (!opened.ok()) return End(opened.status());
@@ -183,7 +183,7 @@ bool LeaseReactor::ClaimAtOnce(v1::LeaseOpened* opened) {
     chunks = claim_chunks_;
   }
   if (chunks == 0) return true;
-  const auto claimed = store_.Claim(lease(), 0, chunks, /*may_wait=*/false);
+  const auto claimed = desk_.Claim(lease(), 0, chunks, /*may_wait=*/false);
   if (absl::IsResourceExhausted(claimed.status())) return true;
   if (!claimed.ok()) {
     End(claimed.status());
@@ -199,12 +199,12 @@ absl::Status LeaseReactor::HandleClaim(const v1::LeaseClaim& claim) {
     // A commit or an abort that has come meanwhile is answered by itself.
     if (!status.ok() && self->stage() == Stage::kOpen) self->End(status);
   };
-  if (store_.MakesRoom(claim.chunks()) && pool_.TryRun(on_pool)) return absl::OkStatus();
+  if (desk_.MakesRoom(claim.chunks()) && pool_.TryRun(on_pool)) return absl::OkStatus();
   return Claim(claim);
 }
 
 absl::Status LeaseReactor::Claim(const v1::LeaseClaim& claim) {
-  absl::StatusOr<ClaimAnswer> claimed = store_.Claim(lease(), claim.first_chunk(), claim.chunks());
+  absl::StatusOr<ClaimAnswer> claimed = desk_.Claim(lease(), claim.first_chunk(), claim.chunks());
   if (absl::IsResourceExhausted(claimed.status())) {
     OnClaimed({}, std::string(claimed.status().message()));
   } else if (!claimed.ok()) {
@@ -225,7 +225,7 @@ void LeaseReactor::OnClaimed(std::vector<ChunkSlot> chunks, std::string refused)
 
 absl::Status LeaseReactor::HandleShare(const v1::LeaseShare& share) {
   WITHY_ASSIGN_OR_RETURN(const ResidentChunks shared,
-                         store_.Share(lease(), share.first_chunk(), FromProto(share)));
+                         desk_.Share(lease(), share.first_chunk(), FromProto(share)));
   v1::LeaseEvent event;
   v1::LeaseShared* message = event.mutable_shared();
   for (const ResidentChunk& chunk : shared) *message->add_chunks() = ToProto(chunk);
@@ -241,7 +241,7 @@ absl::Status LeaseReactor::HandleCommit() {
   if (!pool_.TryRun([self = shared_from_this(), shared] { self->Commit(std::move(*shared)); })) {
     // The stream may have ended already and left the lease to this task, which now cannot run. A
     // client that commits has stopped writing.
-    store_.Abort(lease());
+    desk_.Abort(lease());
     return absl::ResourceExhaustedError("too many disk operations wait in context_store: retry");
   }
   return absl::OkStatus();
@@ -249,9 +249,9 @@ absl::Status LeaseReactor::HandleCommit() {
 
 void LeaseReactor::Commit(LeaseOutcome outcome) {
   // Commits even if the client is gone by now, because it asked for it.
-  const absl::StatusOr<uint64_t> revision = store_.Commit(lease(), std::move(outcome));
+  const absl::StatusOr<uint64_t> revision = desk_.Commit(lease(), std::move(outcome));
   if (!revision.ok()) {
-    store_.Break(lease());
+    desk_.Break(lease());
     return End(revision.status());
   }
   v1::LeaseEvent event;
@@ -298,8 +298,8 @@ void LeaseReactor::End(const absl::Status& status) {
     lease = lease_;
   }
   // Before `opened` the worker knew no block. During a commit the pool's task ends the lease.
-  if (before == Stage::kOpening) store_.Abort(lease);
-  if (before == Stage::kOpen) store_.Break(lease);
+  if (before == Stage::kOpening) desk_.Abort(lease);
+  if (before == Stage::kOpen) desk_.Break(lease);
   absl::MutexLock lock(&mutex_);
   released_ = true;
   FinishIfOver();

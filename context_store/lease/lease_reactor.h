@@ -1,5 +1,5 @@
 // One Lease stream, the gRPC side of a lease: reads steps, sends events, and ends the lease when
-// the stream ends. Neighbours: store.h does the work, service.cc creates one per call.
+// the stream ends. Neighbours: lease_desk.h does the work, service.cc creates one per call.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -12,19 +12,19 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "context_store/disk/work_pool.h"
-#include "context_store/store.h"
+#include "context_store/lease_desk.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::context_store {
 
 // Keeps itself alive until gRPC is done with it. The store and the pool's tasks share ownership
-// because they may call it later. Thread-safe. `store` and `pool` are borrowed.
+// because they may call it later. Thread-safe. `desk` and `pool` are borrowed.
 class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>,
                            public LeaseListener,
                            public std::enable_shared_from_this<LeaseReactor> {
  public:
   // Return the result to gRPC.
-  static LeaseReactor* Create(Store& store, WorkPool& pool);
+  static LeaseReactor* Create(LeaseDesk& desk, WorkPool& pool);
 
   void OnGranted() override;
   void OnLayer(uint32_t layer) override;
@@ -38,7 +38,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   //  every state --abort, error, broken stream--> kOver
   enum class Stage { kNew, kOpening, kOpen, kCommitting, kOver };
 
-  LeaseReactor(Store& store, WorkPool& pool) : store_(store), pool_(pool) {}
+  LeaseReactor(LeaseDesk& desk, WorkPool& pool) : desk_(desk), pool_(pool) {}
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -73,7 +73,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   void End(const absl::Status& status);
   void FinishIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Store& store_;
+  LeaseDesk& desk_;
   WorkPool& pool_;
   v1::LeaseRequest request_;  // being read or handled; one at a time
 

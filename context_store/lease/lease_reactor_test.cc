@@ -52,9 +52,9 @@ class LeaseReactorTest : public ::testing::Test {
     context_id_ = store_->contexts().Create(app_id_, {})->context_id;
     Geometry geometry{std::string(32, 'm'), 2, 1, 16, 0};
     geometry.block_bytes = static_cast<uint32_t>(geometry.kv().BlockBytes(KvFormat::kQ8));
-    epoch_ = store_->Attach(5, geometry)->epoch;
+    epoch_ = store_->arena_keeper().Attach(5, geometry)->epoch;
     // A live worker: slots of its broken leases stay quarantined.
-    EXPECT_TRUE(store_->ConnectWorker(5, epoch_, getpid()).ok());
+    EXPECT_TRUE(store_->arena_keeper().ConnectWorker(5, epoch_, getpid()).ok());
     pool_ = std::make_unique<WorkPool>(1, kQueueLimit, Clock::Real());
     service_ = std::make_unique<ContextStoreService>(*store_, *pool_, "");
     const std::string address = "unix:" + (dir_ / "store.sock");
@@ -98,7 +98,7 @@ class LeaseReactorTest : public ::testing::Test {
 TEST_F(LeaseReactorTest, TheEndIsToldWhenTheLeaseIsOver) {
   OpenAndClaim(context_id_);
   const auto next = std::make_shared<NextInLine>();
-  ASSERT_TRUE(store_->OpenLease({epoch_, app_id_, context_id_, 2}, next).ok());
+  ASSERT_TRUE(store_->leases().Open({epoch_, app_id_, context_id_, 2}, next).ok());
   v1::LeaseRequest gap;
   gap.mutable_claim()->set_first_chunk(7);
   gap.mutable_claim()->set_chunks(1);

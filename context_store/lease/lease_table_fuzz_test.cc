@@ -25,7 +25,7 @@ class LeaseTableFuzz {
     Attach();
     for (int i = 0; i < steps; ++i) {
       Step();
-      ASSERT_EQ(table_.Audit(), "") << "step " << i;
+      ASSERT_EQ(AuditLeases(table_.state()), "") << "step " << i;
       ASSERT_NO_FATAL_FAILURE(CheckWriters()) << "step " << i;
     }
   }
@@ -65,7 +65,7 @@ class LeaseTableFuzz {
       case 16:
         return Demote();
       case 17:
-        return LeaveToWorker();
+        return Yield();
       case 12:
         return Write();
       case 13:
@@ -135,13 +135,13 @@ class LeaseTableFuzz {
                                                 policy::LoadPolicy::kPrefix,
                                                 policy::LoadPolicy::kRecomputeAll};
     uint64_t evicted = 0;
-    auto loads = table_.BeginLoad(
+    auto loads = table_.chunks().BeginLoad(
         id, {.costs = {}, .policy = kPolicies[Pick(3)], .level_percent = 50 * Pick(3)}, &evicted);
     for (const ChunkLoad& load : loads) {
       EXPECT_TRUE(reads_.insert(load.slot.units).second) << "two reads into one slot";
     }
     if (!loads.empty()) loads_.push_back({id, lease.context, std::move(loads)});
-    const auto resident = table_.Resident(id);
+    const auto resident = table_.chunks().Resident(id);
     lease.next = static_cast<uint32_t>(resident.size());
     for (const ResidentChunk& chunk : resident) {
       if (chunk.state == ResidentChunk::State::kRecompute) {
@@ -177,17 +177,17 @@ class LeaseTableFuzz {
         lease->second.next = std::min(lease->second.next, one.chunk);
       }
     }
-    table_.FinishLoad(load->context, load->loads, read);
+    table_.chunks().FinishLoad(load->context, load->loads, read);
     loads_.erase(load);
     Apply(table_.Advance());
   }
   // Some of the first chunks of a load, which nobody reads any more, are left to the lease.
-  void LeaveToWorker() {
+  void Yield() {
     if (loads_.empty()) return;
     const auto load = loads_.begin() + Pick(static_cast<uint32_t>(loads_.size()));
     const size_t wanted = 1 + Pick(static_cast<uint32_t>(load->loads.size()));
     uint64_t evicted = 0;
-    const auto left = table_.LeaveToWorker(
+    const auto left = table_.chunks().Yield(
         load->lease, std::span<const ChunkLoad>(load->loads).first(wanted), &evicted);
     EXPECT_LE(left.size(), wanted);
     for (size_t i = 0; i < left.size(); ++i) {
@@ -294,7 +294,7 @@ class LeaseTableFuzz {
     auto* picked = PickLease();
     if (picked == nullptr) return;
     auto& [id, lease] = *picked;
-    const auto resident = table_.Resident(id);
+    const auto resident = table_.chunks().Resident(id);
     std::vector<ChunkIdentity> chunks;
     const uint32_t keep = Pick(lease.next + 1);
     for (uint32_t i = 0; i < keep; ++i) {
@@ -349,11 +349,11 @@ class LeaseTableFuzz {
     auto* picked = PickLease();
     if (picked == nullptr) return;
     auto& [id, lease] = *picked;
-    const auto resident = table_.Resident(id);
+    const auto resident = table_.chunks().Resident(id);
     const auto first = static_cast<uint32_t>(resident.empty() ? 0 : Pick(2) * resident.size());
-    LeaseTable::Identities wanted;
+    LeaseChunks::Identities wanted;
     for (uint32_t i = first; i < first + 1 + Pick(6); ++i) wanted.push_back(Identity(i));
-    const auto shared = table_.Share(id, first, {{}, wanted});
+    const auto shared = table_.chunks().Share(id, first, {{}, wanted});
     const bool may = lease.granted && !lease.committing && !lease.context.empty() && !lease.rebuild;
     EXPECT_EQ(shared.ok(), may) << shared.status();
     if (!may || shared->empty()) return;
@@ -372,10 +372,10 @@ class LeaseTableFuzz {
     auto* picked = PickLease();
     if (picked == nullptr || picked->second.rebuild) return;
     auto& [id, lease] = *picked;
-    const auto resident = table_.Resident(id);
+    const auto resident = table_.chunks().Resident(id);
     if (resident.empty()) return;
     const uint32_t chunk = Pick(static_cast<uint32_t>(resident.size()));
-    if (table_.Fault(id, chunk).ok()) lease.next = std::min(lease.next, chunk);
+    if (table_.chunks().Fault(id, chunk).ok()) lease.next = std::min(lease.next, chunk);
   }
   void Demote() {
     const std::string context(1, static_cast<char>('a' + Pick(4)));

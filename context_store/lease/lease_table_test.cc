@@ -16,7 +16,7 @@ TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
   ASSERT_TRUE(claimed.ok());
   Commit(lease, Chunks(2, 5));
   const LeaseId next = Open("c");
-  const auto resident = table_.Resident(next);
+  const auto resident = table_.chunks().Resident(next);
   ASSERT_EQ(resident.size(), 3u);
   for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(resident[i].where.slot, (*claimed)[i].slot);
   EXPECT_EQ(resident[2].identity.tokens, 5u);
@@ -26,19 +26,20 @@ TEST_F(LeaseTableTest, WhatIsCommittedIsResidentForTheNextLease) {
 TEST_F(LeaseTableTest, ALeaseHoldsWhatItsContextHasAndWhatItClaims) {
   Fill("c", 3);
   Fill("d", 2);
-  EXPECT_EQ(table_.held_bytes(), 0u) << "what idle contexts have gives way";
-  const uint64_t chunk_bytes = table_.slots().counts().resident / 5;
+  EXPECT_EQ(table_.state().held_bytes(), 0u) << "what idle contexts have gives way";
+  const uint64_t chunk_bytes = table_.kv().pool.counts().resident / 5;
   const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.held_bytes(), 3 * chunk_bytes);
+  EXPECT_EQ(table_.state().held_bytes(), 3 * chunk_bytes);
   ASSERT_TRUE(Claim(lease, 3, 2).ok());
-  EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes);
+  EXPECT_EQ(table_.state().held_bytes(), 5 * chunk_bytes);
   ASSERT_TRUE(table_.Open({.epoch = epoch_, .context_id = "c"}).ok());
-  EXPECT_EQ(table_.held_bytes(), 5 * chunk_bytes) << "a lease that waits holds nothing";
+  EXPECT_EQ(table_.state().held_bytes(), 5 * chunk_bytes) << "a lease that waits holds nothing";
   const LeaseId other = Open("d");
-  EXPECT_EQ(table_.held_bytes(), 7 * chunk_bytes);
+  EXPECT_EQ(table_.state().held_bytes(), 7 * chunk_bytes);
   Commit(other, Chunks(2));
   table_.Abort(lease);
-  EXPECT_EQ(table_.held_bytes(), 3 * chunk_bytes) << "the lease that waited has the context";
+  EXPECT_EQ(table_.state().held_bytes(), 3 * chunk_bytes)
+      << "the lease that waited has the context";
 }
 
 TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
@@ -53,14 +54,14 @@ TEST_F(LeaseTableTest, ChunksNotNamedAtCommitAreFreed) {
 TEST_F(LeaseTableTest, ARebuildReplacesWhatItClaimedWhenItCommits) {
   Fill("c", 3, 5);
   const LeaseId lease = table_.Open({.epoch = epoch_, .context_id = "c", .rebuild = true})->id;
-  const auto before = table_.Resident(lease);
+  const auto before = table_.chunks().Resident(lease);
   const auto fresh = Claim(lease, 1, 3);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(FreeChunks(), 3u) << "the context keeps what it has";
   std::vector<ChunkIdentity> chunks = Chunks(3, 5, 'j');
   chunks[0] = before[0].identity;
   Commit(lease, chunks);
-  const auto after = table_.Resident(Open("c"));
+  const auto after = table_.chunks().Resident(Open("c"));
   ASSERT_EQ(after.size(), 4u);
   EXPECT_EQ(after[0].where.slot, before[0].where.slot);
   for (size_t i = 1; i < 4; ++i) {
@@ -74,7 +75,7 @@ TEST_F(LeaseTableTest, ARebuildThatIsBrokenOffLeavesTheContextAsItWas) {
   Fill("c", 3);
   const LeaseId lease = table_.Open({.epoch = epoch_, .context_id = "c", .rebuild = true})->id;
   ASSERT_TRUE(Claim(lease, 0, 3).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.chunks().Fault(lease, 1)));
   table_.Abort(lease);
   EXPECT_EQ(ResidentChunks("c"), 3u);
   EXPECT_EQ(FreeChunks(), 7u);
@@ -203,11 +204,11 @@ TEST_F(LeaseTableTest, RoomIsMadeFromTheIdleNeverFromTheLeased) {
 TEST_F(LeaseTableTest, ClaimingAResidentChunkTakesItAndItsTail) {
   Fill("c", 4);
   const LeaseId lease = Open("c");
-  const auto before = table_.Resident(lease);
+  const auto before = table_.chunks().Resident(lease);
   const auto claimed = Claim(lease, 2, 1);
   ASSERT_TRUE(claimed.ok());
   EXPECT_EQ((*claimed)[0].slot, before[2].where.slot);
-  EXPECT_EQ(table_.Resident(lease).size(), 2u);
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 2u);
   table_.Abort(lease);
   EXPECT_EQ(ResidentChunks("c"), 2u) << "its old content may be half overwritten";
 }
@@ -215,9 +216,9 @@ TEST_F(LeaseTableTest, ClaimingAResidentChunkTakesItAndItsTail) {
 TEST_F(LeaseTableTest, AFaultForgetsTheChunkAndAllAfterIt) {
   Fill("c", 4);
   const LeaseId lease = Open("c");
-  ASSERT_TRUE(table_.Fault(lease, 1).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(table_.Fault(lease, 1)));
-  EXPECT_EQ(table_.Resident(lease).size(), 1u);
+  ASSERT_TRUE(table_.chunks().Fault(lease, 1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.chunks().Fault(lease, 1)));
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 1u);
   ASSERT_TRUE(Claim(lease, 1, 1).ok());
   Commit(lease, Chunks(2));
   EXPECT_EQ(ResidentChunks("c"), 2u);
@@ -276,7 +277,7 @@ TEST_F(LeaseTableTest, AnAttachInMidCommitCostsOnlyKv) {
     ASSERT_TRUE(Claim(lease, 1, 2).ok());
     ASSERT_TRUE(table_.BeginCommit(lease, Chunks(3), AnyStamp).ok());
     epoch_ = table_.Attach(kWorker, LeaseGeometry(model))->epoch;
-    EXPECT_EQ(table_.Audit(), "");
+    EXPECT_EQ(AuditLeases(table_.state()), "");
     table_.FinishCommit(lease, true);
     EXPECT_EQ(ResidentChunks("c"), 0u) << "what a stale lease wrote is not kept";
     EXPECT_TRUE(AllFree());
@@ -328,9 +329,10 @@ TEST_F(LeaseTableTest, AClaimMayUseTheRoomOfWhatItReplaces) {
     EXPECT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   }
   const LeaseId lease = Open("c");
-  EXPECT_EQ(table_.Resident(lease).size(), 9u);
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 9u);
   EXPECT_TRUE(absl::IsResourceExhausted(Claim(lease, 9, 9).status()));
-  EXPECT_EQ(table_.Resident(lease).size(), 9u) << "a refused claim of new chunks changes nothing";
+  EXPECT_EQ(table_.chunks().Resident(lease).size(), 9u)
+      << "a refused claim of new chunks changes nothing";
   ASSERT_TRUE(Claim(lease, 0, 9).ok());
   Commit(lease, Chunks(9, 0, 'j'));
   EXPECT_EQ(ResidentChunks("c"), 9u);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "context_store/lease/lease_audit.h"
 #include "context_store/lease/lease_table.h"
 
 namespace withy::context_store {
@@ -34,7 +35,7 @@ inline bool AnyStamp(KvSlot, uint64_t) { return true; }
 class LeaseTableTest : public ::testing::Test {
  protected:
   LeaseTableTest() { epoch_ = table_.Attach(kWorker, LeaseGeometry())->epoch; }
-  ~LeaseTableTest() override { EXPECT_EQ(table_.Audit(), ""); }
+  ~LeaseTableTest() override { EXPECT_EQ(AuditLeases(table_.state()), ""); }
 
   LeaseId Open(std::string_view context) {
     const auto opening = table_.Open({.epoch = epoch_, .context_id = context});
@@ -59,11 +60,11 @@ class LeaseTableTest : public ::testing::Test {
     Commit(lease, Chunks(full, tail));
   }
   size_t ResidentChunks(std::string_view context) {
-    return table_.KvOf(context).resident_bytes / kSlotBytes;
+    return table_.kv().KvOf(context).resident_bytes / kSlotBytes;
   }
-  uint64_t FreeChunks() const { return table_.slots().counts().free / kSlotBytes; }
-  uint64_t QuarantinedChunks() const { return table_.slots().counts().quarantined / kSlotBytes; }
-  bool AllFree() const { return table_.slots().counts().free == table_.slots().counts().total; }
+  uint64_t FreeChunks() const { return table_.kv().pool.counts().free / kSlotBytes; }
+  uint64_t QuarantinedChunks() const { return table_.kv().pool.counts().quarantined / kSlotBytes; }
+  bool AllFree() const { return table_.kv().pool.counts().free == table_.kv().pool.counts().total; }
 
   static constexpr WorkerInstance kWorker = 11;
   static constexpr WorkerInstance kOther = 22;

@@ -10,7 +10,7 @@
 namespace withy::context_store {
 namespace {
 
-using Identities = LeaseTable::Identities;
+using Identities = LeaseChunks::Identities;
 
 // Identities of chunks first..first + count - 1 of a text.
 Identities Ids(char text, uint32_t count, uint32_t first = 0) {
@@ -45,14 +45,14 @@ class SharingTest : public LeaseTableTest {
   // took over.
   uint32_t TakeOver(std::string_view app, std::string_view context, const Identities& ids) {
     const LeaseId lease = OpenOf(app, context);
-    const auto shared = table_.Share(lease, 0, {ids});
+    const auto shared = table_.chunks().Share(lease, 0, {ids});
     EXPECT_TRUE(shared.ok()) << shared.status();
     CommitIds(lease, static_cast<uint32_t>(shared->size()), ids);
     return static_cast<uint32_t>(shared->size());
   }
   std::vector<KvSlot> Slots(std::string_view context) {
     std::vector<KvSlot> slots;
-    for (const ContextChunk& chunk : table_.ChunksOf(context)) {
+    for (const ContextChunk& chunk : table_.kv().ChunksOf(context)) {
       slots.push_back(chunk.slot.value_or(KvSlot{}));
     }
     return slots;
@@ -71,13 +71,13 @@ TEST_F(SharingTest, ContextsOfAnAppHaveTheirCommonChunksOnce) {
   EXPECT_EQ(Slots("b"), slots);
   EXPECT_EQ(Slots("c"), slots);
   EXPECT_EQ(FreeChunks(), 7u);
-  EXPECT_EQ(table_.slots().counts().shared_slots, 3u);
-  EXPECT_EQ(table_.slots().counts().saved, 6 * kSlotBytes);
-  EXPECT_TRUE(table_.ChunksOf("b")[0].shared);
+  EXPECT_EQ(table_.kv().pool.counts().shared_slots, 3u);
+  EXPECT_EQ(table_.kv().pool.counts().saved, 6 * kSlotBytes);
+  EXPECT_TRUE(table_.kv().ChunksOf("b")[0].shared);
   Erase("a");
   Erase("c");
   EXPECT_EQ(Slots("b"), slots) << "the last context keeps them";
-  EXPECT_FALSE(table_.ChunksOf("b")[0].shared);
+  EXPECT_FALSE(table_.kv().ChunksOf("b")[0].shared);
   EXPECT_EQ(FreeChunks(), 7u);
   Erase("b");
   EXPECT_TRUE(AllFree());
@@ -91,16 +91,16 @@ TEST_F(SharingTest, OnlyTheCommonBeginningIsTakenOver) {
   EXPECT_EQ(FreeChunks(), 10u - 4 - 2);
   // Behind what a context has.
   const LeaseId lease = OpenOf("p", "a");
-  EXPECT_EQ(table_.Share(lease, 2, {Ids('f', 2, 2)})->size(), 2u)
+  EXPECT_EQ(table_.chunks().Share(lease, 2, {Ids('f', 2, 2)})->size(), 2u)
       << "the context goes on as the fork does";
-  EXPECT_EQ(table_.Resident(lease)[3].identity.identity, Ids('f', 4)[3]);
+  EXPECT_EQ(table_.chunks().Resident(lease)[3].identity.identity, Ids('f', 4)[3]);
   table_.Abort(lease);
 }
 
 TEST_F(SharingTest, AnotherAppSharesNothingButPublicPrompts) {
   Compute("p", "a", Ids('s', 4));
   EXPECT_EQ(TakeOver("q", "b", Ids('s', 2)), 0u);
-  EXPECT_EQ(table_.slots().counts().shared_slots, 0u) << "nor are equal commits of two apps one";
+  EXPECT_EQ(table_.kv().pool.counts().shared_slots, 0u) << "nor are equal commits of two apps one";
   EXPECT_EQ(TakeOver("", "no app", Ids('s', 1)), 0u);
   Erase("b");
   Erase("no app");
@@ -115,8 +115,8 @@ TEST_F(SharingTest, TheWayWithTheMostChunksIsTaken) {
   Compute("p", "a", Ids('f', 2));
   Compute("p", "b", Ids('l', 3));
   const LeaseId lease = OpenOf("p", "c");
-  EXPECT_EQ(table_.Share(lease, 0, {Ids('f', 3), Ids('l', 3)})->size(), 3u);
-  EXPECT_EQ(table_.Resident(lease)[0].identity.identity, Ids('l', 1)[0]);
+  EXPECT_EQ(table_.chunks().Share(lease, 0, {Ids('f', 3), Ids('l', 3)})->size(), 3u);
+  EXPECT_EQ(table_.chunks().Resident(lease)[0].identity.identity, Ids('l', 1)[0]);
   table_.Abort(lease);
 }
 
@@ -137,7 +137,7 @@ TEST_F(SharingTest, ACallThatWouldWriteGetsASlotOfItsOwn) {
 
 TEST_F(SharingTest, EqualChunksThatWereComputedTwiceBecomeOne) {
   const LeaseId a = OpenOf("p", "a"), b = OpenOf("p", "b");
-  ASSERT_TRUE(table_.Share(b, 0, {Ids('s', 3)})->empty()) << "nothing is committed yet";
+  ASSERT_TRUE(table_.chunks().Share(b, 0, {Ids('s', 3)})->empty()) << "nothing is committed yet";
   ASSERT_TRUE(Claim(a, 0, 3).ok());
   ASSERT_TRUE(Claim(b, 0, 3).ok());
   CommitIds(a, 3, Ids('s', 3));
@@ -151,7 +151,7 @@ TEST_F(SharingTest, AnUnfinishedChunkIsNobodyElses) {
   const LeaseId a = OpenOf("p", "a");
   CommitIds(a, 0, Ids('s', 1), 5);
   const LeaseId b = OpenOf("p", "b");
-  EXPECT_EQ(table_.Share(b, 0, {{Ids('s', 1)[0], std::string(32, 't')}})->size(), 1u);
+  EXPECT_EQ(table_.chunks().Share(b, 0, {{Ids('s', 1)[0], std::string(32, 't')}})->size(), 1u);
   table_.Abort(b);
 }
 
@@ -180,7 +180,7 @@ TEST_F(SharingTest, WhatACallUsesDoesNotLeaveForAnother) {
   const LeaseId lease = OpenOf("p", "new");
   EXPECT_FALSE(Claim(lease, 0, 7).ok());
   EXPECT_TRUE(Claim(lease, 0, 6).ok());
-  EXPECT_EQ(table_.Resident(user).size(), 4u);
+  EXPECT_EQ(table_.chunks().Resident(user).size(), 4u);
   table_.Abort(user);
   table_.Abort(lease);
 }
@@ -198,7 +198,7 @@ TEST_F(SharingTest, AFormatChangesForAllContextsOrNone) {
   EXPECT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   EXPECT_EQ(Slots("b"), Slots("a"));
   EXPECT_EQ(Slots("b")[1].format, KvFormat::kQ4);
-  EXPECT_EQ(table_.slots().counts().resident,
+  EXPECT_EQ(table_.kv().pool.counts().resident,
             3 * kSlotBytes + LeaseGeometry().ChunkBytes(KvFormat::kQ4));
 }
 
@@ -208,12 +208,13 @@ TEST_F(SharingTest, ANewContextTakesNothingOfFewerBitsAndRestoresIt) {
   const auto work = table_.idle().BeginDemotion("a", 1, KvFormat::kQ4);
   ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
   const LeaseId lease = OpenOf("p", "b");
-  EXPECT_EQ(table_.Share(lease, 0, {Ids('s', 4)})->size(), 1u) << "the first one has 8 bits";
+  EXPECT_EQ(table_.chunks().Share(lease, 0, {Ids('s', 4)})->size(), 1u)
+      << "the first one has 8 bits";
   ASSERT_TRUE(Claim(lease, 1, 3).ok());
   CommitIds(lease, 4, Ids('s', 4));
   EXPECT_EQ(Slots("a"), Slots("b"));
   EXPECT_EQ(Slots("a")[1].format, KvFormat::kQ8);
-  EXPECT_EQ(table_.slots().counts().resident, 4 * kSlotBytes);
+  EXPECT_EQ(table_.kv().pool.counts().resident, 4 * kSlotBytes);
 }
 
 TEST_F(SharingTest, TheLatestChunksOfEachContextKeepTheirFormat) {
@@ -233,11 +234,11 @@ TEST_F(SharingTest, AFaultyChunkIsGivenToNobodyAnyMore) {
   Compute("p", "a", Ids('s', 4));
   TakeOver("p", "b", Ids('s', 4));
   const LeaseId lease = OpenOf("p", "b");
-  ASSERT_TRUE(table_.Fault(lease, 2).ok());
+  ASSERT_TRUE(table_.chunks().Fault(lease, 2).ok());
   EXPECT_EQ(ResidentChunks("a"), 2u);
   CommitIds(lease, 2, Ids('s', 4));
   EXPECT_EQ(ResidentChunks("b"), 4u);
-  EXPECT_EQ(table_.slots().counts().shared_slots, 2u);
+  EXPECT_EQ(table_.kv().pool.counts().shared_slots, 2u);
 }
 
 // What another context has in the arena is not read from disk, and not computed.
@@ -253,29 +254,29 @@ TEST_F(SharingTest, ALoadTakesWhatIsThere) {
   EXPECT_EQ(ResidentChunks("a"), 0u);
   Compute("p", "b", Ids('s', 2));
   const LeaseId lease = OpenOf("p", "a");
-  const auto loads = table_.BeginLoad(lease, {}, &evicted_);
+  const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   ASSERT_EQ(loads.size(), 2u);
   EXPECT_EQ(loads[0].chunk, 2u);
-  const auto resident = table_.Resident(lease);
+  const auto resident = table_.chunks().Resident(lease);
   ASSERT_EQ(resident.size(), 4u);
   EXPECT_EQ(resident[1].state, ResidentChunk::State::kResident);
   EXPECT_EQ(resident[1].where.slot, Slots("b")[1]);
-  table_.FinishLoad("a", loads, {true, true});
+  table_.chunks().FinishLoad("a", loads, {true, true});
   table_.Abort(lease);
 }
 
 TEST_F(SharingTest, AskingIsForCallsOnContextsThatHaveNotClaimed) {
   Compute("p", "a", Ids('s', 2));
   const LeaseId stateless = OpenOf("", "");
-  EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(stateless, 0, {Ids('s', 2)}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.chunks().Share(stateless, 0, {Ids('s', 2)}).status()));
   const LeaseId rebuild =
       table_.Open({.epoch = epoch_, .context_id = "r", .rebuild = true, .app_id = "p"})->id;
-  EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(rebuild, 0, {Ids('s', 2)}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.chunks().Share(rebuild, 0, {Ids('s', 2)}).status()));
   const LeaseId lease = OpenOf("p", "b");
-  EXPECT_TRUE(absl::IsInvalidArgument(table_.Share(lease, 0, {{"short"}}).status()));
-  EXPECT_TRUE(table_.Share(lease, 1, {Ids('s', 1, 1)})->empty()) << "a gap";
+  EXPECT_TRUE(absl::IsInvalidArgument(table_.chunks().Share(lease, 0, {{"short"}}).status()));
+  EXPECT_TRUE(table_.chunks().Share(lease, 1, {Ids('s', 1, 1)})->empty()) << "a gap";
   ASSERT_TRUE(Claim(lease, 0, 1).ok());
-  EXPECT_TRUE(table_.Share(lease, 0, {Ids('s', 2)})->empty());
+  EXPECT_TRUE(table_.chunks().Share(lease, 0, {Ids('s', 2)})->empty());
   for (const LeaseId one : {stateless, rebuild, lease}) table_.Abort(one);
 }
 

@@ -1,6 +1,6 @@
 // Work that follows something that is already done and durable, such as freeing what a deleted
 // context had: where it fails (a full disk), it is tried again until it succeeds. Neighbour:
-// store_delete.cc, which says what the work is.
+// deletions.h, which says what the work is.
 #pragma once
 
 #include <functional>

@@ -2,7 +2,13 @@
 
 #include <algorithm>
 
+#include "policy/constants.h"
+
 namespace withy::policy {
+
+bool StaysExact(size_t chunk, size_t chunks) {
+  return chunk < kFirstExactChunks || chunk + kLastExactChunks >= chunks;
+}
 
 DemotionPlan PlanDemotions(std::span<const KvFormatCost> formats,
                            std::span<const std::vector<DensityChunk>> contexts, double ratio,

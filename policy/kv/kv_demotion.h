@@ -21,6 +21,9 @@
 
 namespace withy::policy {
 
+// Whether chunk `chunk` of a context of `chunks` keeps all its bits, however rarely it is read.
+bool StaysExact(size_t chunk, size_t chunks);
+
 struct KvDemotion {
   size_t context = 0;  // index into the given contexts
   size_t chunk = 0;    // likewise, of its chunks

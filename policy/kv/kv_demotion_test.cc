@@ -54,6 +54,15 @@ uint64_t LeftToFree(const std::vector<DensityChunk>& chunks, double ratio) {
   return PlanDemotions(kDemotionFormats, one, ratio, UINT64_MAX).freed_bytes;
 }
 
+TEST(KvDemotionTest, TheEndsOfAContextStayExact) {
+  std::vector<size_t> lossy;
+  for (size_t i = 0; i < 7; ++i) {
+    if (!StaysExact(i, 7)) lossy.push_back(i);
+  }
+  EXPECT_THAT(lossy, ElementsAre(2, 3, 4));
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(StaysExact(i, 4));
+}
+
 TEST(KvDemotionTest, NothingLosesBitsUnlessRoomIsAskedFor) {
   const IdleContexts contexts = {{Dense(0.1), Dense(0.2)}, {Dense(0.3)}};
   EXPECT_THAT(PlanDemotions(kDemotionFormats, contexts, 0.25, 0).demotions, IsEmpty());

@@ -1,6 +1,6 @@
 // How much of the KV arena is given back to the system when the board is short of memory. Pure. The
 // measure is the share of time in which some task waited for memory (the kernel's pressure stall
-// information). Neighbour: context_store/store_pressure.cc measures and carries out. Source: ours;
+// information). Neighbour: context_store/pressure_watch.cc measures and carries out. Source: ours;
 // LLMS has a fixed budget.
 #pragma once
 
