@@ -58,7 +58,6 @@ const Exceptions& LargerClasses() {
       {"serving/session/session.h: Session", {58, "to be split"}},
       {"serving/session/context_kv.h: ContextKv", {36, "to be split"}},
       {"serving/speculation/speculator.h: Speculator", {36, "to be split"}},
-      {"serving/call/step_runner.h: StepRunner", {32, "to be split"}},
       {"serving/call/call_lifecycle.h: CallLifecycle", {30, "to be split"}},
       {"engine/cuda/run.h: CudaRun", {48, "to be split"}},
       {"engine/cpu/lower.h: Lowering", {33, "to be split"}},
