@@ -8,7 +8,7 @@
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/key_bias.h"
-#include "engine/cpu/lower.h"
+#include "engine/cpu/lowering/lower.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/executor.h"
 #include "engine/model/kernel_observer.h"

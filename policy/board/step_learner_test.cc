@@ -56,8 +56,8 @@ TEST(StepLearnerTest, WhatFindsColdCachesTeachesNothing) {
   EXPECT_NEAR(SlowdownAfter(0, {}), 2, 0.2);
   EXPECT_NEAR(SlowdownAfter(kColdPauseNs, {}), 2, 0.2);
   EXPECT_EQ(SlowdownAfter(kColdPauseNs + 1, {}), 1) << "each is the first one behind a pause";
-  EXPECT_EQ(SlowdownAfter(0, {.preempted = true}), 1);
-  EXPECT_EQ(SlowdownAfter(0, {.streams_weights = true}), 1);
+  EXPECT_EQ(SlowdownAfter(0, {.shape = {}, .preempted = true}), 1);
+  EXPECT_EQ(SlowdownAfter(0, {.shape = {}, .streams_weights = true}), 1);
 }
 
 }  // namespace

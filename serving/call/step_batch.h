@@ -1,5 +1,5 @@
-// One step's rows and the calls they are of. Neighbours: step_runner.h makes, computes and ends it;
-// nobody else includes it.
+// One step's rows and the calls they are of. Neighbours: step_runner.h makes, computes and ends it,
+// step_tokens.h hands out what comes of it; nobody else includes it.
 #pragma once
 
 #include <algorithm>

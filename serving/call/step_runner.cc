@@ -1,15 +1,30 @@
 #include "serving/call/step_runner.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "engine/session/solo_answer.h"
 
 namespace withy::serving {
+namespace {
+
+policy::PromptTurn PromptOf(const Call& call, size_t level) {
+  return {.pacer = &call.pacer,
+          .turn = call.turn,
+          .rows = call.session->pending_rows(),
+          .level = level,
+          .depth = call.session->computed()};
+}
+
+// Notes whether the call's reader is behind, and takes a pause that is over out of the call's time.
+void UpdatePause(Call& call, int64_t now_ns) {
+  const bool room = call.sink->HasRoom();
+  if (room && call.paused_since_ns != 0) call.pacer.SkipReaderPause(now_ns - call.paused_since_ns);
+  call.paused_since_ns = room ? 0 : (call.paused_since_ns != 0 ? call.paused_since_ns : now_ns);
+}
+
+}  // namespace
 
 StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, const Calls& calls,
                        TaskInbox& inbox, StepResults& results, Clock& clock, WorkerMetrics& metrics)
@@ -24,6 +39,7 @@ StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, c
       learner_(options.learner),
       rows_without_answers_(options.rows_without_answers),
       speculator_(model, options.speculation, levels_, clock, metrics),
+      tokens_(model, levels_, learner_, speculator_, results, clock, metrics),
       logits_(static_cast<size_t>(options.max_batch) * vocab_),
       preempting_logits_(logits_.size()) {}
 
@@ -43,7 +59,7 @@ bool StepRunner::Step() {
     return !StandsStill();
   }
   const std::unique_ptr<StepBatch> batch = std::move(under_way_);
-  if (!batch->HasLostChunks()) HandOut(*batch, logits_);
+  if (!batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, logits_));
   return true;
 }
 
@@ -87,7 +103,7 @@ bool StepRunner::Preempt() {
     batch = PlanBatch();
     computed = !batch->plan.empty() && compute();
   }
-  if (computed && !batch->HasLostChunks()) HandOut(*batch, preempting_logits_);
+  if (computed && !batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, preempting_logits_));
   FlushThoseWhoWait(*under_way_);
   return true;
 }
@@ -180,7 +196,7 @@ void StepRunner::GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrive
 bool StepRunner::NeedsWatch(const StepBatch& batch) const {
   const StepBatch::Part* prompt = batch.OnlyPrompt();
   if (prompt == nullptr) return false;
-  const std::optional<size_t> level = LevelOf(*prompt->call);
+  const std::optional<size_t> level = LevelOf(model_.info(), *prompt->call);
   return level.has_value() &&
          policy::SlowStepWatch::IsNeeded(levels_, PromptOf(*prompt->call, *level),
                                          learner_.slowdown(), batch.started_ns);
@@ -190,21 +206,13 @@ bool StepRunner::NeedsWatch(const StepBatch& batch) const {
 // given up.
 bool StepRunner::RestartsAtLowerLevel(StepBatch& batch) {
   const StepBatch::Part& part = *batch.OnlyPrompt();
-  const std::optional<size_t> level = LevelOf(*part.call);
+  const std::optional<size_t> level = LevelOf(model_.info(), *part.call);
   if (!level.has_value()) return false;
   const size_t restart = batch.watch->RestartLevel(levels_, PromptOf(*part.call, *level), part.rows,
                                                    batch.plan.expected_ms, clock_.SteadyNanos());
   LowerLevel(*part.call, *level, restart);
   batch.given_up = restart != *level;
   return batch.given_up;
-}
-
-policy::PromptTurn StepRunner::PromptOf(const Call& call, size_t level) const {
-  return {.pacer = &call.pacer,
-          .turn = call.turn,
-          .rows = call.session->pending_rows(),
-          .level = level,
-          .depth = call.session->computed()};
 }
 
 bool StepRunner::IsUnderWay(const Call& call) const {
@@ -219,18 +227,11 @@ void StepRunner::AbandonStepOf(const Call& call) {
   if (IsUnderWay(call)) under_way_ = nullptr;
 }
 
-// Notes whether the call's reader is behind, and takes a pause that is over out of the call's time.
-void StepRunner::UpdatePause(Call& call, int64_t now_ns) {
-  const bool room = call.sink->HasRoom();
-  if (room && call.paused_since_ns != 0) call.pacer.SkipReaderPause(now_ns - call.paused_since_ns);
-  call.paused_since_ns = room ? 0 : (call.paused_since_ns != 0 ? call.paused_since_ns : now_ns);
-}
-
 policy::StepCall StepRunner::StepCallOf(const Call& call) const {
   const StepBatch::Part* part = under_way_ == nullptr ? nullptr : under_way_->PartOf(call);
   return {.turn = call.turn,
           .pacer = &call.pacer,
-          .level = LevelOf(call),
+          .level = LevelOf(model_.info(), call),
           .decoding = call.session->decoding(),
           .pending_rows = call.session->pending_rows(),
           .ready_rows = call.session->ready_rows(),
@@ -283,119 +284,12 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
   return batch;
 }
 
-// Tells how fast the board is by a computed batch.
-void StepRunner::ObserveBoard(const StepBatch& batch, int64_t ended_ns) {
-  if (levels_.empty()) return;
-  policy::PassShape shape;
-  for (const StepBatch::Part& part : batch.parts) {
-    const size_t level = LevelOf(*part.call).value_or(levels_.size() - 1);
-    const int32_t depth = part.call->session->computed();
-    shape.Add(levels_[level], part.rows, depth, part.decode);
-  }
-  const bool tells = learner_.ObserveBoard({.shape = shape,
-                                            .ms = Millis(batch.computed_ns),
-                                            .started_ns = batch.started_ns,
-                                            .ended_ns = ended_ns,
-                                            .preempted = batch.preempted,
-                                            .streams_weights = StreamsWeights()});
-  if (tells) metrics_.Board(learner_.board());
-}
-
-// Gives each call of a computed batch its tokens or its progress, then lets each go on.
-void StepRunner::HandOut(const StepBatch& batch, std::span<const float> logits) {
-  const double share = learner_.Observe(batch.plan, Millis(batch.computed_ns));
-  const int64_t ended_ns = clock_.SteadyNanos();
-  ObserveBoard(batch, ended_ns);
-  size_t first_logit = 0;
-  bool first_tokens = false, urgent = false;
-  const StepBatch::Decoding decoding = batch.decoding();
-  std::vector<Call*> going_on;
-  for (const StepBatch::Part& part : batch.parts) {
-    Call& call = *part.call;
-    ++call.steps;
-    const int32_t token = part.decode ? call.session->answered_tokens() : call.session->computed();
-    metrics_.Step(call.request.call_id, PhaseOf(part), part.rows, token, batch.started_ns,
-                  ended_ns);
-    call.session->Advance(part.rows);
-    if (part.logits_rows > 0) {
-      const bool first = call.times.first_token_ns == 0;
-      first_tokens = first_tokens || first;
-      if (first) call.pacer.OnPromptStep(share);
-      urgent = urgent || (first && call.pacer.FirstTokenIsUrgent(ended_ns));
-      const size_t size = static_cast<size_t>(part.logits_rows) * vocab_;
-      const bool taken = TakeTokens(call, logits.subspan(first_logit, size));
-      first_logit += size;
-      if (!taken) continue;
-      if (part.decode) {
-        speculator_.Observe(call, {.rows = part.rows,
-                                   .batch_calls = decoding.calls,
-                                   .batch_rows = decoding.rows,
-                                   .ms = Millis(batch.computed_ns),
-                                   .alone = batch.parts.size() == 1 && !batch.preempted,
-                                   .started_ns = batch.started_ns,
-                                   .ended_ns = ended_ns});
-      }
-    } else if (call.request.report_progress && !part.decode) {
-      const int32_t tokens = call.session->usage().prefilled_tokens;
-      call.sink->Progress(tokens - call.session->pending_rows(), tokens);
-    }
-    going_on.push_back(&call);
-  }
-  // Every token has been told by now; what is next for their calls makes work for other threads.
-  const auto threads = static_cast<unsigned>(model_.threads());
-  if (first_tokens && threads >= std::thread::hardware_concurrency()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(policy::FirstTokenLeadUs(urgent)));
-  }
-  Continue(going_on);
-}
-
-// A piece of a prompt most of whose rows had KV before is computed again.
-telemetry::Phase StepRunner::PhaseOf(const StepBatch::Part& part) {
-  using telemetry::Phase;
-  if (part.decode) return part.rows > 1 ? Phase::kVerify : Phase::kDecode;
-  const Session& session = *part.call->session;
-  const int32_t of_context = session.usage().context_tokens - session.computed();
-  const bool again = part.call->request.rebuild || 2 * of_context > part.rows;
-  return again ? Phase::kRecompute : Phase::kPrefill;
-}
-
-// Picks a call's next tokens and tells them; false: the call has failed and is gone.
-bool StepRunner::TakeTokens(Call& call, std::span<const float> logits) {
-  const int32_t token = call.session->answered_tokens();
-  const int64_t started = clock_.SteadyNanos();
-  const auto deltas = call.session->TakeLogits(logits);
-  const int64_t now = clock_.SteadyNanos();
-  if (!deltas.ok()) {
-    results_.OnRefused(call, Annotate(deltas.status(), "sampling"));
-    return false;
-  }
-  metrics_.Sampling(call.request.call_id, deltas->size(), token, started, now);
-  if (call.times.first_token_ns == 0) {
-    call.times.first_token_ns = now;
-    call.times.prefill = now - call.phase_since_ns;
-  }
-  call.times.last_token_ns = now;
-  const auto tokens = std::count_if(deltas->begin(), deltas->end(),
-                                    [](const auto& delta) { return delta.token.has_value(); });
-  if (tokens > 0) {
-    call.pacer.OnTokens(now, static_cast<int32_t>(tokens));
-    if (std::exchange(call.level_changed, false)) {
-      call.sink->LevelChanged(call.session->level_percent());
-    }
-  }
-  for (const engine::AnswerDelta& delta : *deltas) {
-    if (delta.token.has_value() || !delta.text.empty()) call.sink->Delta(delta);
-  }
-  if (call.session->finished()) call.sink->Flush();  // the record comes first
-  return true;
-}
-
 // Sets up the next step of these calls, but those that have ended.
 void StepRunner::Continue(std::span<Call* const> calls) {
   std::vector<Call*> decoding;
   for (Call* call : calls) {
     if (!call->session->decoding() || call->session->finished()) continue;
-    if (const std::optional<size_t> level = LevelOf(*call)) {
+    if (const std::optional<size_t> level = LevelOf(model_.info(), *call)) {
       LowerLevel(*call, *level, call->pacer.Choose(levels_, *level, call->session->computed()));
     }
     decoding.push_back(call);
@@ -413,12 +307,6 @@ void StepRunner::DraftNext(std::span<Call* const> calls) {
     beside.quiet = false;
   }
   speculator_.Prepare(calls, beside);
-}
-
-// Index of a call's level among the model's; none: the model has no such level.
-std::optional<size_t> StepRunner::LevelOf(const Call& call) const {
-  const int32_t index = engine::LevelIndex(model_.info(), call.session->level_percent());
-  return index < 0 ? std::nullopt : std::optional(static_cast<size_t>(index));
 }
 
 void StepRunner::LowerLevel(Call& call, size_t from, size_t to) {

@@ -1,6 +1,7 @@
 // The engine thread's steps: plans one, computes it, leaves it for an urgent one and resumes it,
-// hands out what comes of it. Neighbours: policy/step/step_plan.h decides; session.h makes rows and
-// takes logits; call_lifecycle.h is told which calls are done or have failed.
+// sets up the next one. Neighbours: policy/step/step_plan.h decides; session.h makes rows;
+// step_tokens.h hands out what comes of them; call_lifecycle.h is told which calls are done or have
+// failed.
 #pragma once
 
 #include <atomic>
@@ -21,22 +22,12 @@
 #include "serving/call/call_state.h"
 #include "serving/call/scheduler_options.h"
 #include "serving/call/step_batch.h"
+#include "serving/call/step_tokens.h"
 #include "serving/call/task_inbox.h"
 #include "serving/call/worker_metrics.h"
 #include "serving/speculation/speculator.h"
 
 namespace withy::serving {
-
-// Told by StepRunner::Step.
-class StepResults {
- public:
-  virtual ~StepResults() = default;
-  // Rows of the call were computed, and its tokens told: it goes on, or has nothing left to
-  // compute.
-  virtual void OnComputed(Call& call) = 0;
-  // The engine or the sampler refused the call. Afterwards the call is gone.
-  virtual void OnRefused(Call& call, const absl::Status& status) = 0;
-};
 
 struct StepRunnerOptions {
   int32_t max_batch = 8;
@@ -72,7 +63,6 @@ class StepRunner {
   bool StreamsWeights() const { return model_.weight_stats().streams(); }
   std::unique_ptr<StepBatch> PlanBatch();
   policy::StepCall StepCallOf(const Call& call) const;
-  void UpdatePause(Call& call, int64_t now_ns);
   void FlushThoseWhoWait(const StepBatch& next);
 
   bool StandsStill();
@@ -85,16 +75,10 @@ class StepRunner {
   void GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived);
   bool NeedsWatch(const StepBatch& batch) const;
   bool RestartsAtLowerLevel(StepBatch& batch);
-  policy::PromptTurn PromptOf(const Call& call, size_t level) const;
 
-  void ObserveBoard(const StepBatch& batch, int64_t ended_ns);
-  void HandOut(const StepBatch& batch, std::span<const float> logits);
-  static telemetry::Phase PhaseOf(const StepBatch::Part& part);
-  bool TakeTokens(Call& call, std::span<const float> logits);
   void Continue(std::span<Call* const> calls);
   void DraftNext(std::span<Call* const> calls);
   void LowerLevel(Call& call, size_t from, size_t to);
-  std::optional<size_t> LevelOf(const Call& call) const;
 
   engine::Model& model_;
   const std::vector<policy::LevelPace> levels_;
@@ -107,6 +91,7 @@ class StepRunner {
   policy::StepLearner learner_;
   const int32_t rows_without_answers_;
   Speculator speculator_;
+  StepTokens tokens_;
   std::unique_ptr<StepBatch> under_way_;  // begun and not over
   std::vector<Task> deferred_;
   std::vector<float> logits_;             // [rows that want logits, vocab], of the step under way

@@ -27,7 +27,7 @@ constexpr int kMostMethodsOfCores = 25;
 // Folders that have more, with as many as they may have: they are to be split, and never grow.
 const std::map<std::string, int>& Fuller() {
   static const std::map<std::string, int> fuller = {
-      {"base", 78}, {"cli", 46}, {"engine/cpu", 51}, {"engine/model", 44}, {"engine/session", 50}};
+      {"base", 78}, {"cli", 46}, {"engine/cpu", 49}, {"engine/model", 44}, {"engine/session", 50}};
   return fuller;
 }
 
@@ -58,10 +58,8 @@ const Exceptions& LargerClasses() {
       {"serving/session/session.h: Session", {58, "to be split"}},
       {"serving/session/context_kv.h: ContextKv", {36, "to be split"}},
       {"serving/speculation/speculator.h: Speculator", {36, "to be split"}},
-      {"serving/call/step_runner.h: StepRunner", {32, "to be split"}},
       {"serving/call/call_lifecycle.h: CallLifecycle", {30, "to be split"}},
       {"engine/cuda/run.h: CudaRun", {48, "to be split"}},
-      {"engine/cpu/lower.h: Lowering", {33, "to be split"}},
       {"engine/jinja/interpreter.h: Interpreter",
        {37, "a method for each kind of node of the language"}},
       {"engine/jinja/value.h: Value", {33, "questions and conversions for each type of a value"}},

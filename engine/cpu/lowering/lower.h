@@ -1,6 +1,6 @@
 // Turns operations of a program into steps for the thread pool, and names into addresses.
-// Neighbours: executor.h drives it, parallel.h has the steps of products and attention, workspace.h
-// the buffers.
+// Neighbours: executor.h drives it, lora.h has the products of LoRA, parallel.h the steps of
+// products and attention, workspace.h the buffers.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/key_bias.h"
+#include "engine/cpu/lowering/lora.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/cpu/workspace.h"
@@ -70,26 +71,6 @@ class Lowering {
   KvBlockName BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
   const KvMemory& MemoryOf(const PlannedRow& planned) const;
 
-  // Product of w and the first `rows` rows of x, into y [rows, n_out].
-  static MatMulArgs Product(const PackedMatrix& w, const Activations& x, int32_t rows,
-                            RowBuffer& y);
-  // Where a row's a = A * input is kept.
-  float* LoraInputs(int32_t row, LoraPart in);
-  // Product that computes a = A * input for the rows of `run`.
-  MatMulArgs LoraInputProduct(const Op& op, const LowRankRun& run);
-  // The products of all runs of op.lower, valid until the next Start().
-  std::span<const MatMulArgs> LoraInputProducts(const Op& op);
-  // Computes a = A * input of op.lower for rows [begin, end) on the calling thread.
-  void ComputeLoraInputs(const Op& op, int32_t begin, int32_t end);
-  // Adds B * a of op.add to rows [begin, end) of the residual stream; y points at row `begin`.
-  void AddLoraToStream(const Op& op, int32_t begin, int32_t end, float* y, ptrdiff_t stride);
-  // Adds B * a of op.add to q, k and v of rows [begin, end).
-  void AddLoraToQkv(const Op& op, int32_t begin, int32_t end);
-  // Adds B * a to rows [first, first + rows); y points at row `first`. `in` computed a for several
-  // outputs; `part` is the index of this one.
-  void AddLora(const LoraWeightName& name, LoraPart in, int32_t part, int32_t first, int32_t rows,
-               float* y, ptrdiff_t stride);
-
   const ModelFacts& facts_;
   const BoundWeights& weights_;
   const KeyBias& key_bias_;
@@ -106,15 +87,14 @@ class Lowering {
   float* logits_ = nullptr;
 
   Workspace work_;
+  LoraLowering lora_;  // uses work_
   // Attention that rows give to chunks, [row, kv_head, chunk], in all layers but the last; 0
   // chunks: nobody asks.
   std::vector<float> density_;
   int32_t density_chunks_ = 0;
-  // Steps point into these, so they keep their capacity from Start() on.
+  // Steps point into it, so it keeps its capacity from Start() on.
   std::vector<AttentionRow> attention_rows_;  // by layer, then row; the last layer's wanted rows
   AlignedArray<float> attention_parts_;       // AttentionArgs::parts, of one layer at a time
-  std::vector<MatMulArgs> lora_products_;     // by operation
-  std::vector<GateUpLowRank> gate_up_lora_;   // by operation
 };
 
 }  // namespace withy::engine

@@ -1,4 +1,4 @@
-#include "engine/cpu/lower.h"
+#include "engine/cpu/lowering/lower.h"
 
 #include <algorithm>
 #include <array>
@@ -14,16 +14,6 @@ constexpr PieceSize kLoraPieceRows{4, 16};
 
 bool Interleaved(const ModelShape& shape) { return shape.rope_pairing == RopePairing::kAdjacent; }
 
-// Calls fn(run) for the part of each run that lies in rows [begin, end).
-template <typename Fn>
-void ForRunsIn(std::span<const LowRankRun> runs, int32_t begin, int32_t end, Fn fn) {
-  for (const LowRankRun& run : runs) {
-    const int32_t first = std::max(run.first, begin);
-    const int32_t last = std::min(run.first + run.rows, end);
-    if (first < last) fn(LowRankRun{first, last - first, run.level});
-  }
-}
-
 }  // namespace
 
 Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
@@ -38,7 +28,8 @@ Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const K
       stream_(stream),
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
-                .head_dim = facts.shape.head_dim} {}
+                .head_dim = facts.shape.head_dim},
+      lora_(facts, weights, kernels, work_) {}
 
 void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& batch,
                      float* logits) {
@@ -59,11 +50,8 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
   density_.assign(static_cast<size_t>(plan.count()) * static_cast<size_t>(facts_.shape.kv_heads) *
                       static_cast<size_t>(density_chunks_),
                   0.0f);
-  // Steps point into these vectors, so they must not reallocate while the program is lowered.
-  lora_products_.clear();
-  lora_products_.reserve(program.runs.size());
-  gate_up_lora_.clear();
-  gate_up_lora_.reserve(program.runs.size());
+  lora_.Start(program, plan);
+  // Steps point into this vector, so it must not reallocate while the program is lowered.
   const auto attends = std::count_if(program.ops.begin(), program.ops.end(),
                                      [](const Op& op) { return op.kind == OpKind::kAttend; });
   attention_rows_.clear();
@@ -132,30 +120,30 @@ void Lowering::Norm(const Op& op, StepList& steps) {
     return;
   }
   steps.Add(op.rows, kLoraPieceRows, [this, &op, norm, epsilon](int begin, int end) {
-    AddLoraToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
+    lora_.AddToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
     for (int i = begin; i < end; ++i) {
       NormAndPrepareRow(kernels_, work_.x.row(i), norm, epsilon, i, &work_.input);
     }
-    ComputeLoraInputs(op, begin, end);
+    lora_.ComputeInputs(op, begin, end);
   });
 }
 
 void Lowering::Qkv(const Op& op, StepList& steps) {
   std::array<MatMulArgs, 3> products = {
-      Product(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.k),
-      Product(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.v)};
+      ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.k),
+      ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.v)};
   size_t count = 2;
   if (op.extents != nullptr && facts_.shape.cuts_kv_heads()) {
     products[0].n_out_extent = products[1].n_out_extent = op.extents->kv_rows.data();
   }
   if (op.queries > 0) {
     MatMulArgs& q = products[count++];
-    q = Product(weights_.Matrix(op.weights[2]), work_.input, op.queries, work_.q);
+    q = ProductOf(weights_.Matrix(op.weights[2]), work_.input, op.queries, work_.q);
     q.x_row = op.first_query;
     q.y += op.first_query * q.y_stride;
     if (op.extents != nullptr) q.n_out_extent = op.extents->q_rows.data() + op.first_query;
   }
-  AddMatMuls(steps, kernels_, std::span(products).first(count), LoraInputProducts(op));
+  AddMatMuls(steps, kernels_, std::span(products).first(count), lora_.InputProducts(op));
 }
 
 // Applies LoRA, bias, head norm and RoPE. Writes K and V to their slots; Q stays in its buffer.
@@ -163,7 +151,7 @@ void Lowering::StoreKv(const Op& op, StepList& steps) {
   const bool last = op.layer + 1 == facts_.shape.layers;
   steps.Add(op.rows, program_->low_rank ? kLoraPieceRows : kPieceRows,
             [this, &op, last](int begin, int end) {
-              AddLoraToQkv(op, begin, end);
+              lora_.AddToQkv(op, begin, end);
               for (int i = begin; i < end; ++i) {
                 StoreKeyAndValue(op, i);
                 if (!last || plan_->row(i).logits_row >= 0) FinishQuery(op, i);
@@ -362,34 +350,24 @@ void Lowering::AttentionOut(const Op& op, StepList& steps) {
   AddPrepareRows(steps, kernels_, work_.attended.data(), work_.attended.stride(), op.rows,
                  &work_.attention_input, extent);
   MatMulArgs product =
-      Product(weights_.Matrix(op.weights[0]), work_.attention_input, op.rows, work_.x);
+      ProductOf(weights_.Matrix(op.weights[0]), work_.attention_input, op.rows, work_.x);
   product.accumulate = true;
   product.n_in_extent = extent;
-  AddMatMuls(steps, kernels_, {&product, 1}, LoraInputProducts(op));
+  AddMatMuls(steps, kernels_, {&product, 1}, lora_.InputProducts(op));
 }
 
 void Lowering::GateUp(const Op& op, StepList& steps) {
-  MatMulArgs gate = Product(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
-  MatMulArgs up = Product(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
+  MatMulArgs gate = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
+  MatMulArgs up = ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
   if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
-  const size_t first = gate_up_lora_.size();
-  for (const LowRankRun& run : program_->Runs(op.add)) {
-    gate_up_lora_.push_back(
-        {.begin = run.first,
-         .end = run.first + run.rows,
-         .gate = &weights_.LoraOutput({LoraPart::kGate, op.add_layer, run.level}),
-         .up = &weights_.LoraOutput({LoraPart::kUp, op.add_layer, run.level}),
-         .a = LoraInputs(run.first, LoraPart::kFfnIn),
-         .a_stride = work_.lora.stride()});
-  }
-  AddGateUp(steps, kernels_, gate, up, &work_.neurons, std::span(gate_up_lora_).subspan(first));
+  AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op));
 }
 
 void Lowering::Down(const Op& op, StepList& steps) {
-  MatMulArgs down = Product(weights_.Matrix(op.weights[0]), work_.neurons, op.rows, work_.x);
+  MatMulArgs down = ProductOf(weights_.Matrix(op.weights[0]), work_.neurons, op.rows, work_.x);
   down.accumulate = true;
   if (op.extents != nullptr) down.n_in_extent = op.extents->neurons.data();
-  AddMatMuls(steps, kernels_, {&down, 1}, LoraInputProducts(op));
+  AddMatMuls(steps, kernels_, {&down, 1}, lora_.InputProducts(op));
 }
 
 void Lowering::Tap(const Op& op, StepList& steps) {
@@ -399,7 +377,7 @@ void Lowering::Tap(const Op& op, StepList& steps) {
     for (int32_t i = 0; i < op.rows; ++i) {
       hidden.insert(hidden.end(), work_.x.row(i), work_.x.row(i) + width);
       float* row = hidden.data() + hidden.size() - width;
-      AddLoraToStream(op, i, i + 1, row, static_cast<ptrdiff_t>(width));
+      lora_.AddToStream(op, i, i + 1, row, static_cast<ptrdiff_t>(width));
     }
     tap_(op.layer, hidden);
   });
@@ -408,7 +386,7 @@ void Lowering::Tap(const Op& op, StepList& steps) {
 void Lowering::TakeLogitRows(const Op& op, StepList& steps) {
   steps.Add(1, 1, [this, &op](int, int) {
     const auto width = static_cast<size_t>(facts_.shape.d_model);
-    AddLoraToStream(op, 0, op.rows, work_.x.data(), work_.x.stride());
+    lora_.AddToStream(op, 0, op.rows, work_.x.data(), work_.x.stride());
     for (int32_t i = 0; i < op.rows; ++i) {
       const PlannedRow& planned = plan_->row(plan_->wanted()[static_cast<size_t>(i)]);
       std::memcpy(work_.out.row(planned.logits_row - plan_->first_logits_row()), work_.x.row(i),
@@ -422,90 +400,10 @@ void Lowering::Head(const Op& op, StepList& steps) {
                         weights_.Vector(op.weights[0]), facts_.shape.rms_epsilon,
                         &work_.head_input);
   MatMulArgs product =
-      Product(weights_.Matrix(op.weights[1]), work_.head_input, op.rows, work_.out);
+      ProductOf(weights_.Matrix(op.weights[1]), work_.head_input, op.rows, work_.out);
   product.y = logits_ + int64_t{plan_->first_logits_row()} * facts_.shape.vocab_size;
   product.y_stride = facts_.shape.vocab_size;
   AddMatMuls(steps, kernels_, {&product, 1});
-}
-
-MatMulArgs Lowering::Product(const PackedMatrix& w, const Activations& x, int32_t rows,
-                             RowBuffer& y) {
-  MatMulArgs args;
-  args.w = w;
-  args.x = &x;
-  args.rows = rows;
-  args.y = y.data();
-  args.y_stride = y.stride();
-  return args;
-}
-
-float* Lowering::LoraInputs(int32_t row, LoraPart in) {
-  static constexpr std::array<int32_t, 4> kOffset = {0, 3, 4, 6};  // of the A parts, in ranks
-  return work_.lora.row(row) + kOffset[static_cast<size_t>(in)] * facts_.lora_rank;
-}
-
-MatMulArgs Lowering::LoraInputProduct(const Op& op, const LowRankRun& run) {
-  const LoraPart in = op.lower_part;
-  const Activations& inputs = in == LoraPart::kAttentionOutIn ? work_.attention_input
-                              : in == LoraPart::kDownIn       ? work_.neurons
-                                                              : work_.input;
-  MatMulArgs args =
-      Product(weights_.LoraInput({in, op.layer, run.level}), inputs, run.rows, work_.lora);
-  args.y = LoraInputs(run.first, in);
-  args.x_row = run.first;
-  return args;
-}
-
-std::span<const MatMulArgs> Lowering::LoraInputProducts(const Op& op) {
-  const size_t first = lora_products_.size();
-  for (const LowRankRun& run : program_->Runs(op.lower)) {
-    lora_products_.push_back(LoraInputProduct(op, run));
-  }
-  return std::span(lora_products_).subspan(first);
-}
-
-void Lowering::ComputeLoraInputs(const Op& op, int32_t begin, int32_t end) {
-  ForRunsIn(program_->Runs(op.lower), begin, end, [&](const LowRankRun& run) {
-    const MatMulArgs args = LoraInputProduct(op, run);
-    kernels_.matmul(args, 0, args.w.tiles());
-  });
-}
-
-void Lowering::AddLora(const LoraWeightName& name, LoraPart in, int32_t part, int32_t first,
-                       int32_t rows, float* y, ptrdiff_t stride) {
-  const LowRankOutputs& b = weights_.LoraOutput(name);
-  kernels_.add_low_rank(
-      b, {rows, LoraInputs(first, in) + part * facts_.lora_rank, work_.lora.stride(), y, stride}, 0,
-      b.outputs);
-}
-
-void Lowering::AddLoraToStream(const Op& op, int32_t begin, int32_t end, float* y,
-                               ptrdiff_t stride) {
-  const LoraPart in =
-      op.add_part == LoraPart::kAttentionOut ? LoraPart::kAttentionOutIn : LoraPart::kDownIn;
-  ForRunsIn(program_->Runs(op.add), begin, end, [&](const LowRankRun& run) {
-    AddLora({op.add_part, op.add_layer, run.level}, in, 0, run.first, run.rows,
-            y + (run.first - begin) * stride, stride);
-  });
-}
-
-void Lowering::AddLoraToQkv(const Op& op, int32_t begin, int32_t end) {
-  const bool last = op.layer + 1 == facts_.shape.layers;
-  ForRunsIn(program_->Runs(op.add), begin, end, [&](const LowRankRun& run) {
-    const auto add = [&](LoraPart out, int32_t part, int32_t first, int32_t rows, RowBuffer& y) {
-      AddLora({out, op.add_layer, run.level}, LoraPart::kAttentionIn, part, first, rows,
-              y.row(first), y.stride());
-    };
-    add(LoraPart::kK, 1, run.first, run.rows, work_.k);
-    add(LoraPart::kV, 2, run.first, run.rows, work_.v);
-    if (!last) {
-      add(LoraPart::kQ, 0, run.first, run.rows, work_.q);
-      return;
-    }
-    for (int32_t i = run.first; i < run.first + run.rows; ++i) {  // only wanted rows have a query
-      if (plan_->row(i).logits_row >= 0) add(LoraPart::kQ, 0, i, 1, work_.q);
-    }
-  });
 }
 
 }  // namespace withy::engine
