@@ -321,7 +321,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
       trees.push_back(FromWire(call));
     }
     LentTurns turns(*options_.baton, request.round(), over);
-    WITHY_ASSIGN_OR_RETURN(const CaughtUp caught_up, drafter_.Grow(trees, turns));
+    WITHY_ASSIGN_OR_RETURN(const serving::CaughtUp caught_up, drafter_.Grow(trees, turns));
     response->set_caught_up_tokens(static_cast<uint32_t>(caught_up.tokens));
     response->set_catch_up_ms(caught_up.ms);
     for (const TreeRequest& tree : trees) {

@@ -1,6 +1,6 @@
 // Grows token trees behind the tokens of the target's calls. Keeps the KV of the last few calls,
-// and computes what a call's KV lacks before it is used. Neighbours: policy/draft/tree_growth.h
-// says what to compute, answerer.h lends the thread, service.cc speaks gRPC.
+// and computes what a call's KV lacks before it is used. Neighbours: serving/speculation/
+// tree_grower.h grows, answerer.h lends the thread, service.cc speaks gRPC.
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,14 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "engine/model/kernel_observer.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
-#include "engine/sampling/draft_sampler.h"
 #include "engine/sampling/sampler.h"
 #include "policy/draft/draft_tree.h"
 #include "policy/draft/tree_growth.h"
+#include "serving/speculation/scratch_tree_kv.h"
+#include "serving/speculation/tree_grower.h"
 
 namespace withy::draft_worker {
 
@@ -40,18 +42,12 @@ class Turns {
   virtual void End() = 0;
 };
 
-// Tokens of calls whose KV was computed before their trees, and the computing that it took.
-struct CaughtUp {
-  int32_t tokens = 0;
-  double ms = 0;
-};
-
 struct GrownTree {
   policy::DraftTree tree;  // confidences are the draft's probabilities
   bool unknown = false;    // `known_tokens` are not here
   int32_t passes = 0;
   double pass_ms = 0;
-  CaughtUp caught_up;
+  serving::CaughtUp caught_up;
   // Tokens that Grow added since the last Draft, and those of them that are in the tree.
   int32_t window_drafted = 0;
   int32_t window_kept = 0;
@@ -77,58 +73,34 @@ class TreeDrafter {
                                                const std::function<bool()>& cancelled);
   // Lets the trees of these calls grow in turns, until they are done or the turns are over: then
   // the pass under way is dropped. Errors: as Draft.
-  absl::StatusOr<CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
+  absl::StatusOr<serving::CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
   // Of the call's tokens, the first ones that have KV; 0: the call is not here.
   int32_t computed(uint64_t call_id) const;
 
  private:
   struct Drafted {
-    Drafted(uint64_t call, const engine::ModelInfo& info) : call_id(call), kv(info, 64) {}
+    Drafted(uint64_t call, const engine::ModelInfo& info) : call_id(call), scratch(info, 64) {}
 
     const uint64_t call_id;
-    std::vector<int32_t> tokens;
-    int32_t computed = 0;  // tokens with KV
-    engine::ScratchKv kv;
-    // Behind the tokens. Node i has the slot tokens.size() + i.
-    policy::DraftTree tree;
-    std::vector<bool> has_kv;    // of its nodes
-    int32_t told = 0;            // of its nodes, the first ones: not grown by Grow
+    engine::ScratchKv scratch;
+    serving::ScratchTreeKv kv{scratch};
+    serving::KvTree tree;        // what Grow added is not settled
     int32_t window_drafted = 0;  // since the last Draft
-
-    void DropTree();
-    // `tokens` were `before`, and more came: keeps what is below these of the tree, with its KV.
-    void FollowTree(int32_t before);
   };
-  // When passes are computed.
-  struct Pacing {
-    const std::function<bool()>& cancelled;
-    Turns* turns = nullptr;  // null: at once
-  };
-
-  // A call's tree while it grows.
+  // The calls whose trees grow, and by which of the requests.
   struct Growing {
-    Growing(Drafted& of_call, engine::DraftSampler of_sampler, const TreeRequest& request,
-            const policy::GrowthLimits& limits);
-
-    Drafted& call;
-    engine::DraftSampler sampler;
-    policy::TreeGrowth growth;
-    const std::span<const int32_t> ends;  // tokens that end an answer
-    std::vector<int32_t> leaves;          // that the next pass computes
+    std::vector<Drafted*> calls;  // [request]; null: not here, or too long
+    std::vector<bool> unknown;    // [request]
+    std::unique_ptr<serving::TreeGrower> grower;
   };
 
   Drafted& EntryOf(uint64_t call_id);
   absl::Status Check(const TreeRequest& request) const;
-  // Brings the call's tokens and KV up to the request. Null: `known_tokens` are not here.
-  absl::StatusOr<Drafted*> Follow(const TreeRequest& request, const Pacing& pacing,
-                                  CaughtUp* caught_up);
-  // Also says what was caught up in `grown`, one for each request.
-  absl::StatusOr<std::vector<Growing>> Begin(std::span<const TreeRequest> requests,
-                                             const Pacing& pacing, std::vector<GrownTree>* grown);
-  absl::Status CatchUp(Drafted& call, const Pacing& pacing, CaughtUp* caught_up);
-  absl::StatusOr<int32_t> GrowAll(std::span<Growing> growing, const Pacing& pacing);
-  absl::Status ComputeLeaves(std::span<Growing> growing, const Pacing& pacing);
-  absl::Status Compute(const engine::Batch& batch, const Pacing& pacing);
+  // Brings the call's tokens and tree up to the request. Null: `known_tokens` are not here.
+  Drafted* Follow(const TreeRequest& request);
+  absl::StatusOr<Growing> Begin(std::span<const TreeRequest> requests);
+  static absl::Status GrowInTurns(serving::TreeGrower& grower, Turns& turns);
+  absl::Status GrowAll(serving::TreeGrower& grower, const std::function<bool()>& cancelled);
 
   engine::Model& model_;
   const int32_t window_;
@@ -136,8 +108,7 @@ class TreeDrafter {
   Clock& clock_;
   std::vector<std::unique_ptr<Drafted>> calls_;  // the one used last stands last
   std::vector<float> logits_;
-  double pass_ms_ = 0;      // of one leaf or a few
-  double computed_ms_ = 0;  // by the last pass, without the turns of others
+  double pass_ms_ = 0;  // of one leaf or a few
 };
 
 }  // namespace withy::draft_worker

@@ -18,18 +18,6 @@ constexpr int32_t kMostNodes = 255;
 
 double AsItSays(policy::DraftOrigin /*origin*/, double probability) { return probability; }
 
-// The nodes `chosen` of a tree, every parent before its children.
-policy::DraftTree Part(const policy::DraftTree& tree, std::span<const int32_t> chosen) {
-  policy::DraftTree part;
-  std::vector<int32_t> places(static_cast<size_t>(tree.size()), -1);
-  for (const int32_t index : chosen) {
-    const policy::DraftNode& node = tree.nodes()[static_cast<size_t>(index)];
-    const int32_t parent = node.parent < 0 ? -1 : places[static_cast<size_t>(node.parent)];
-    places[static_cast<size_t>(index)] = part.Add(parent, node.token, node.confidence, node.origin);
-  }
-  return part;
-}
-
 }  // namespace
 
 absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) {
@@ -76,7 +64,8 @@ absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) 
   return costs_;
 }
 
-absl::Status PairDecoder::Begin(std::span<const int32_t> prompt, int32_t count) {
+absl::Status PairDecoder::Begin(std::span<const int32_t> prompt, int32_t count, bool open) {
+  sampling_.unpenalized = open ? std::vector<int32_t>() : ends_;
   prompt_.assign(prompt.begin(), prompt.end());
   count_ = count;
   const auto most = static_cast<int32_t>(prompt.size()) + count + kMostNodes;
@@ -96,11 +85,16 @@ absl::StatusOr<DecodedAnswer> PairDecoder::Answer(const DecodeWay& way) {
         "the target has no lower level that could draft: choose an elastic model");
   }
   threshold_ = {};
-  drafter_.reset();
   answer_ = {};
   const auto prompt = static_cast<int32_t>(prompt_.size());
   target_sequence_->Forget(prompt - 1);
-  if (draft_sequence_ != nullptr) draft_sequence_->Forget(prompt - 1);
+  draft_tree_ = {};
+  if (draft_sequence_ != nullptr) {
+    draft_sequence_->Forget(prompt - 1);
+    draft_kv_.emplace(draft_sequence_->kv());
+    draft_kv_->SetTokens(0, prompt_);
+    draft_kv_->set_computed(prompt - 1);
+  }
   const int64_t started = Clock::Real().SteadyNanos();
   const size_t end = prompt_.size() + static_cast<size_t>(count_);
   WITHY_RETURN_IF_ERROR(way.fallback > 0 ? DecodeBigLittle(prompt_, end, way)
@@ -140,18 +134,29 @@ absl::StatusOr<policy::DraftTree> PairDecoder::Draft(std::span<const int32_t> to
   policy::DraftTree tree;
   if (way.tree && way.lookup) AddLookups(tokens, most, &tree);
   if (way.tree && way.prefix) {
-    TreeDrafter prefix(*target_sequence_, policy::DraftSourceKind::kPrefix, 0, ends_);
-    prefix.Follow(tokens);
-    WITHY_RETURN_IF_ERROR(Grow(tokens, LimitsOf(most, way, costs_.prefix_ms), way, &prefix));
-    tree.Merge(prefix.tree());
+    serving::ScratchTreeKv kv(target_sequence_->kv(), /*level=*/0);
+    kv.SetTokens(0, tokens);
+    kv.set_computed(static_cast<int32_t>(tokens.size()) - 1);  // by the full model
+    serving::KvTree prefix;
+    WITHY_ASSIGN_OR_RETURN(const auto grower,
+                           GrowerOf(way, policy::DraftSourceKind::kPrefix,
+                                    LimitsOf(most, way, costs_.prefix_ms), prefix, kv));
+    for (bool more = true; more;) {
+      WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
+    }
+    tree.Merge(prefix.tree);
   }
   if (way.uses_draft()) {
-    if (!way.ahead || !drafter_.has_value()) {
-      drafter_.emplace(*draft_sequence_, policy::DraftSourceKind::kDraft, -1, ends_);
+    if (!way.ahead) draft_tree_.Clear();
+    draft_kv_->SetTokens(0, tokens);
+    draft_tree_.Follow(*draft_kv_);
+    WITHY_ASSIGN_OR_RETURN(const auto grower,
+                           GrowerOf(way, policy::DraftSourceKind::kDraft,
+                                    LimitsOf(most, way, costs_.draft_ms), draft_tree_, *draft_kv_));
+    for (bool more = true; more;) {
+      WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
     }
-    drafter_->Follow(tokens);
-    WITHY_RETURN_IF_ERROR(Grow(tokens, LimitsOf(most, way, costs_.draft_ms), way, &*drafter_));
-    tree.Merge(drafter_->tree());
+    tree.Merge(draft_tree_.tree);
   }
   return way.weighed ? Worthy(tree) : tree;
 }
@@ -162,14 +167,28 @@ policy::ConfidenceFn PairDecoder::ConfidenceOf(const DecodeWay& way) const {
       [this](policy::DraftOrigin origin, double /*probability*/) { return confidence_.Of(origin); };
 }
 
-absl::Status PairDecoder::Grow(std::span<const int32_t> tokens, const policy::GrowthLimits& limits,
-                               const DecodeWay& way, TreeDrafter* drafter) {
-  const policy::ConfidenceFn confidence = ConfidenceOf(way);
-  for (bool more = true; more;) {
-    WITHY_ASSIGN_OR_RETURN(more, drafter->Step(tokens, limits, confidence));
-    if (more) ++answer_.draft_passes;
-  }
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<serving::TreeGrower>> PairDecoder::GrowerOf(
+    const DecodeWay& way, policy::DraftSourceKind source, const policy::GrowthLimits& limits,
+    serving::KvTree& tree, serving::TreeKv& kv) {
+  const bool prefix = source == policy::DraftSourceKind::kPrefix;
+  return serving::TreeGrower::Create({.model = prefix ? target_ : *draft_,
+                                      .passes = passes_,
+                                      .clock = Clock::Real(),
+                                      .logits = prefix ? prefix_logits_ : draft_logits_,
+                                      .source = source},
+                                     {{.tree = tree,
+                                       .kv = kv,
+                                       .sampling = sampling_,
+                                       .limits = limits,
+                                       .confidence = ConfidenceOf(way)}});
+}
+
+absl::StatusOr<bool> PairDecoder::Step(serving::TreeGrower& grower) {
+  WITHY_ASSIGN_OR_RETURN(const bool more, grower.Begin());
+  if (!more) return false;
+  WITHY_RETURN_IF_ERROR(grower.Compute(/*stop=*/nullptr).status());
+  if (grower.extends()) ++answer_.draft_passes;
+  return true;
 }
 
 absl::StatusOr<std::span<const float>> PairDecoder::Verify(std::span<const int32_t> tokens,
@@ -180,16 +199,17 @@ absl::StatusOr<std::span<const float>> PairDecoder::Verify(std::span<const int32
   const int64_t started = Clock::Real().SteadyNanos();
   double window_ms = 0;
   BetweenLayers between;
-  if (way.ahead && drafter_.has_value()) {
+  std::unique_ptr<serving::TreeGrower> grower;
+  if (way.ahead && way.uses_draft()) {
     // A pass in a window costs little, so that less must be expected of it.
     constexpr double kWindowCost = 0.1;
     const policy::GrowthLimits limits = LimitsOf(most, way, kWindowCost * costs_.draft_ms);
-    between = [this, tokens, limits, confidence = ConfidenceOf(way), &window_ms,
-               more = true](double done) mutable -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(
+        grower, GrowerOf(way, policy::DraftSourceKind::kDraft, limits, draft_tree_, *draft_kv_));
+    between = [this, &grower, &window_ms, more = true](double done) mutable -> absl::Status {
       while (more && window_ms + costs_.draft_ms <= slack_ms_ * done) {
         const int64_t draft_started = Clock::Real().SteadyNanos();
-        WITHY_ASSIGN_OR_RETURN(more, drafter_->Step(tokens, limits, confidence));
-        if (more) ++answer_.draft_passes;
+        WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
         window_ms += Millis(Clock::Real().SteadyNanos() - draft_started);
       }
       return absl::OkStatus();
@@ -197,6 +217,7 @@ absl::StatusOr<std::span<const float>> PairDecoder::Verify(std::span<const int32
   }
   WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
                          target_sequence_->Compute(tokens, tree, nodes, -1, between));
+  if (grower != nullptr) WITHY_RETURN_IF_ERROR(grower->Finish());
   costs_.rows.Observe(static_cast<int32_t>(nodes.size()),
                       Millis(Clock::Real().SteadyNanos() - started), costs_.target_ms);
   // Where nothing was waited for, the windows were overdrawn: they shrink until something is.
@@ -222,7 +243,7 @@ void PairDecoder::AddLookups(std::span<const int32_t> tokens, int32_t most,
           policy::DraftSourceKind::kLookup,
           policy::DraftConfidence::LookupBin(match.length + static_cast<int32_t>(i))};
       at = tree->Add(at, match.tokens[i], confidence_.Of(origin), origin);
-      if (ends_(match.tokens[i])) break;
+      if (Ends(match.tokens[i])) break;
     }
   }
 }
@@ -235,7 +256,9 @@ policy::DraftTree PairDecoder::Worthy(const policy::DraftTree& tree) const {
     cumulative.push_back(tree.nodes()[static_cast<size_t>(node)].cumulative);
   }
   const policy::TreeBudget budget = policy::ChooseBudget(costs_.rows, cumulative, 0);
-  return Part(tree, std::span(order).first(static_cast<size_t>(budget.nodes)));
+  policy::DraftTree worthy;
+  worthy.AddPart(tree, std::span(order).first(static_cast<size_t>(budget.nodes)));
+  return worthy;
 }
 
 void PairDecoder::Learn(const policy::DraftTree& tree, std::span<const int32_t> answer) {

@@ -5,8 +5,8 @@
 // trees; speculation_figures.cc and speculation_wall_pair.h compare.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,14 +14,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/speculation/speculation_drafter.h"
 #include "bench/speculation/speculation_sequence.h"
+#include "engine/model/kernel_observer.h"
 #include "engine/model/model.h"
 #include "policy/draft/draft_confidence.h"
 #include "policy/draft/draft_tree.h"
 #include "policy/draft/token_lookup.h"
 #include "policy/draft/tree_budget.h"
 #include "policy/draft/tree_growth.h"
+#include "serving/speculation/scratch_tree_kv.h"
+#include "serving/speculation/tree_grower.h"
 
 namespace withy::bench {
 
@@ -75,17 +77,17 @@ struct PassCosts {
 // Not thread-safe. Models of one vocabulary; borrowed.
 class PairDecoder {
  public:
-  // `draft`: null if no way uses it.
-  PairDecoder(engine::Model& target, engine::Model* draft, std::function<bool(int32_t)> ends)
-      : target_(target), draft_(draft), ends_(std::move(ends)) {}
+  // `draft`: null if no way uses it. `ends`: tokens that end an answer.
+  PairDecoder(engine::Model& target, engine::Model* draft, std::span<const int32_t> ends)
+      : target_(target), draft_(draft), ends_(ends.begin(), ends.end()) {}
 
   // Measures what weighed ways go by: passes of the target of some numbers of rows (ascending), of
   // the draft and of the prefix, each the faster of two. Errors: as Model::Forward.
   absl::StatusOr<PassCosts> Calibrate(std::span<const int32_t> rows);
 
-  // Computes `prompt` (not empty), behind which Answer decodes at most `count` tokens. Errors: as
-  // Model::Forward.
-  absl::Status Begin(std::span<const int32_t> prompt, int32_t count);
+  // Computes `prompt` (not empty), behind which Answer decodes at most `count` tokens. `open`: that
+  // many, also beyond tokens that end an answer. Errors: as Model::Forward.
+  absl::Status Begin(std::span<const int32_t> prompt, int32_t count, bool open = false);
   // An answer to the prompt; any number of times. Errors: as Model::Forward.
   absl::StatusOr<DecodedAnswer> Answer(const DecodeWay& way);
   // Both.
@@ -100,9 +102,13 @@ class PairDecoder {
                                           const DecodeWay& way);
   policy::GrowthLimits LimitsOf(int32_t most, const DecodeWay& way, double pass_ms) const;
   policy::ConfidenceFn ConfidenceOf(const DecodeWay& way) const;
-  // Lets a source's tree grow until its limits end it.
-  absl::Status Grow(std::span<const int32_t> tokens, const policy::GrowthLimits& limits,
-                    const DecodeWay& way, TreeDrafter* drafter);
+  absl::StatusOr<std::unique_ptr<serving::TreeGrower>> GrowerOf(const DecodeWay& way,
+                                                                policy::DraftSourceKind source,
+                                                                const policy::GrowthLimits& limits,
+                                                                serving::KvTree& tree,
+                                                                serving::TreeKv& kv);
+  // The next pass of a tree's growth; false: its limits ask for none.
+  absl::StatusOr<bool> Step(serving::TreeGrower& grower);
   // Computes the tree's rows; the draft goes on meanwhile, if the way asks for it. `most`: as
   // above.
   absl::StatusOr<std::span<const float>> Verify(std::span<const int32_t> tokens,
@@ -116,12 +122,17 @@ class PairDecoder {
   void Learn(const policy::DraftTree& tree, std::span<const int32_t> answer);
   bool Append(std::vector<int32_t>* tokens, int32_t token, size_t end) const {
     tokens->push_back(token);
-    return ends_(token) || tokens->size() >= end;
+    return Ends(token) || tokens->size() >= end;
+  }
+  bool Ends(int32_t token) const {
+    const std::vector<int32_t>& ends = sampling_.unpenalized;
+    return std::find(ends.begin(), ends.end(), token) != ends.end();
   }
 
   engine::Model& target_;
   engine::Model* const draft_;
-  const std::function<bool(int32_t)> ends_;
+  const std::vector<int32_t> ends_;
+  engine::PassNumbers passes_;
   PassCosts costs_;
   policy::DraftConfidence confidence_;
   double token_ms_ = 0;  // that a token takes now: what one more accepted token saves
@@ -130,9 +141,12 @@ class PairDecoder {
   std::unique_ptr<Sequence> target_sequence_, draft_sequence_;
   std::vector<int32_t> prompt_;
   int32_t count_ = 0;
+  engine::SamplingParams sampling_;  // greedy, with what ends the answer
   // Of the answer under way.
   policy::FallbackThreshold threshold_;
-  std::optional<TreeDrafter> drafter_;  // of the draft model
+  std::optional<serving::ScratchTreeKv> draft_kv_;
+  serving::KvTree draft_tree_;
+  std::vector<float> draft_logits_, prefix_logits_;
   DecodedAnswer answer_;
 };
 

@@ -21,7 +21,6 @@ class PairDecoderTest : public testing::Test {
         engine::WriteSynthModel(engine::TinyShape(), engine::GgmlType::kQ8_0, seed, path).ok());
     return engine::OpenTiny(folder_, path);
   }
-  static bool Never(int32_t /*token*/) { return false; }
 
   engine::TestFolder folder_;
   const std::unique_ptr<engine::Model> target_ = Open(1), other_ = Open(2);
@@ -40,7 +39,7 @@ TEST_F(PairDecoderTest, LosslessWaysGiveWhatTheTargetDecodes) {
                                                        {.tree = true},
                                                        {.tree = true, .adaptive = true}}) {
       SCOPED_TRACE(testing::Message() << "chain " << way.chain << ", tree " << way.tree);
-      PairDecoder decoder(*target_, draft, Never);
+      PairDecoder decoder(*target_, draft, {});
       const auto answer = decoder.Decode(prompt, 40, way);
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
@@ -67,7 +66,7 @@ TEST_F(PairDecoderTest, WeighedTreesGiveWhatTheTargetDecodes) {
   prompt.insert(prompt.end(), prompt.begin(), prompt.begin() + 12);
   const auto expected = engine::GreedyDecode(*elastic, prompt, 32);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  PairDecoder decoder(*elastic, other_.get(), Never);
+  PairDecoder decoder(*elastic, other_.get(), {});
   const auto costs = decoder.Calibrate(std::vector<int32_t>{1, 4, 16});
   ASSERT_TRUE(costs.ok()) << costs.status();
   EXPECT_GT(costs->target_ms, 0);
@@ -93,57 +92,6 @@ TEST_F(PairDecoderTest, WeighedTreesGiveWhatTheTargetDecodes) {
   EXPECT_GT(drafted, 0);
 }
 
-// A tree that grew while the target verified is behind the answer as if it had grown afterwards.
-TEST_F(PairDecoderTest, ATreeThatFitsStaysWhenTheAnswerGoesOn) {
-  const int32_t vocab = target_->info().vocab_size;
-  std::vector<int32_t> tokens = engine::SomeTokens(20, vocab);
-  const policy::GrowthLimits limits{
-      .max_nodes = 100, .leaves_per_pass = 3, .alpha = 0, .branch_threshold = 0.001};
-  const policy::ConfidenceFn confidence = [](policy::DraftOrigin, double p) { return p; };
-  Sequence sequence(*target_, 200), fresh(*target_, 200);
-  TreeDrafter drafter(sequence, policy::DraftSourceKind::kDraft, -1, Never);
-  drafter.Follow(tokens);
-  for (int i = 0; i < 6; ++i) ASSERT_TRUE(*drafter.Step(tokens, limits, confidence));
-  // Along the branch that was extended furthest.
-  int32_t end = -1;
-  for (int32_t i = 0; i < drafter.tree().size(); ++i) {
-    if (drafter.tree().nodes()[static_cast<size_t>(i)].extended) end = i;
-  }
-  std::vector<int32_t> path =
-      drafter.tree().PathTo(drafter.tree().nodes()[static_cast<size_t>(end)].parent);
-  ASSERT_FALSE(path.empty());
-  tokens.insert(tokens.end(), path.begin(), path.end());
-  drafter.Follow(tokens);
-  ASSERT_FALSE(drafter.tree().empty());
-  EXPECT_EQ(sequence.computed(), static_cast<int32_t>(tokens.size()));
-  // What it has kept computes what a new sequence computes.
-  const policy::DraftTree& tree = drafter.tree();
-  ASSERT_TRUE(fresh.CatchUp(tokens).ok());
-  std::vector<int32_t> all = {-1};
-  std::vector<int32_t> open;  // computed by neither
-  for (int32_t i = 0; i < tree.size(); ++i) {
-    all.push_back(i);
-    if (!tree.nodes()[static_cast<size_t>(i)].extended) open.push_back(i);
-  }
-  ASSERT_FALSE(open.empty());
-  const auto expected = fresh.Compute(tokens, tree, all);
-  const auto kept = sequence.Compute(tokens, tree, open);
-  ASSERT_TRUE(expected.ok() && kept.ok());
-  for (size_t i = 0; i < open.size(); ++i) {
-    const auto size = static_cast<size_t>(vocab);
-    const std::span<const float> row = kept->subspan(i * size, size);
-    EXPECT_THAT(row,
-                ElementsAreArray(expected->subspan(static_cast<size_t>(open[i] + 1) * size, size)))
-        << "node " << open[i];
-  }
-  // And nothing is kept of a tree that the answer left.
-  tokens.push_back((tree.nodes().front().token + 1) % vocab);
-  if (tree.Find(-1, tokens.back()) < 0) {
-    drafter.Follow(tokens);
-    EXPECT_TRUE(drafter.tree().empty());
-  }
-}
-
 // The draft is the target itself, resident: all that it drafts in windows is right.
 TEST_F(PairDecoderTest, DraftsWhileTheTargetWaitsForItsWeights) {
   engine::ModelOptions options;
@@ -154,7 +102,7 @@ TEST_F(PairDecoderTest, DraftsWhileTheTargetWaitsForItsWeights) {
   const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
   const auto expected = engine::GreedyDecode(*target_, prompt, 64);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  PairDecoder decoder(*streamed, target_.get(), Never);
+  PairDecoder decoder(*streamed, target_.get(), {});
   ASSERT_TRUE(decoder.Calibrate(std::vector<int32_t>{1, 4, 16}).ok());
   ASSERT_TRUE(decoder.Begin(prompt, 64).ok());
   for (int round = 0; round < 3; ++round) {
@@ -167,7 +115,7 @@ TEST_F(PairDecoderTest, DraftsWhileTheTargetWaitsForItsWeights) {
 
 TEST_F(PairDecoderTest, SaysWhatAWayLacks) {
   const std::vector<int32_t> prompt = engine::SomeTokens(8, target_->info().vocab_size);
-  PairDecoder decoder(*target_, nullptr, Never);
+  PairDecoder decoder(*target_, nullptr, {});
   ASSERT_TRUE(decoder.Begin(prompt, 4).ok());
   EXPECT_EQ(decoder.Answer({.chain = 4}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(decoder.Answer({.tree = true, .prefix = true, .draft = false}).status().code(),
@@ -181,7 +129,7 @@ TEST_F(PairDecoderTest, TheBigLittleDecoderIsAsLossyAsItsThresholdsAllow) {
   const auto of_target = engine::GreedyDecode(*target_, prompt, 24);
   const auto of_draft = engine::GreedyDecode(*other_, prompt, 24);
   ASSERT_TRUE(of_target.ok() && of_draft.ok());
-  PairDecoder decoder(*target_, other_.get(), Never);
+  PairDecoder decoder(*target_, other_.get(), {});
   const auto trusting = decoder.Decode(prompt, 24, {.fallback = 1e-9, .rollback = 100});
   ASSERT_TRUE(trusting.ok()) << trusting.status();
   EXPECT_THAT(trusting->tokens, ElementsAreArray(*of_draft));

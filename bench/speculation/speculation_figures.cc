@@ -169,9 +169,7 @@ class Figures {
   // All prompts in one way; answers by prompt.
   absl::StatusOr<Sum> Run(engine::Model& target, const DecodeWay& way,
                           std::vector<std::string>* texts) {
-    PairDecoder decoder(target, draft_.model.get(), [this](int32_t token) {
-      return target_.tokenizer->IsEndOfGeneration(token);
-    });
+    PairDecoder decoder(target, draft_.model.get(), target_.tokenizer->end_of_generation_ids());
     Sum sum;
     const double joules = Joules();
     for (const Question& question : questions_) {

@@ -1,6 +1,5 @@
 // A model with the KV of one sequence of tokens and of a tree of drafts behind it, in this process.
-// Neighbours: speculation_decoder.h decodes with a target's and a draft's, speculation_drafter.h
-// grows trees.
+// Neighbours: speculation_decoder.h decodes with a target's and a draft's.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +28,7 @@ class Sequence {
   // `tokens`: most that it may have, drafted ones included.
   Sequence(engine::Model& model, int32_t tokens);
 
-  engine::Model& model() { return model_; }
+  engine::ScratchKv& kv() { return kv_; }
   // Computes all of `tokens` but the last, as far as they have no KV.
   absl::Status CatchUp(std::span<const int32_t> tokens);
   // KV of tokens from here on is no longer theirs.

@@ -54,10 +54,7 @@ absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle&
   const int32_t asked = run.prompts + run.open_prompts;
   WITHY_ASSIGN_OR_RETURN(const std::vector<Question> questions,
                          WallQuestions(target, asked + kFirstPrompts));
-  bool open = false;
-  PairDecoder decoder(*target.model, draft, [&](int32_t token) {
-    return !open && target.tokenizer->IsEndOfGeneration(token);
-  });
+  PairDecoder decoder(*target.model, draft, target.tokenizer->end_of_generation_ids());
   const bool weighed =
       std::any_of(ways.begin(), ways.end(), [](const WallWay& way) { return way.decode.weighed; });
   if (weighed) {
@@ -72,8 +69,8 @@ absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle&
   }
   std::vector<WallAnswer> answers;
   for (size_t prompt = 0; prompt < static_cast<size_t>(asked); ++prompt) {
-    open = prompt >= static_cast<size_t>(run.prompts);
-    WITHY_RETURN_IF_ERROR(decoder.Begin(questions[prompt].prompt, run.answer_tokens));
+    const bool open = prompt >= static_cast<size_t>(run.prompts);
+    WITHY_RETURN_IF_ERROR(decoder.Begin(questions[prompt].prompt, run.answer_tokens, open));
     for (size_t i = 0; i < ways.size(); ++i) {
       const WallWay& way = ways[(prompt + i) % ways.size()];  // none is always first
       WITHY_ASSIGN_OR_RETURN(DecodedAnswer answer, decoder.Answer(way.decode));

@@ -56,6 +56,15 @@ void DraftTree::Merge(const DraftTree& other) {
   }
 }
 
+void DraftTree::AddPart(const DraftTree& other, std::span<const int32_t> chosen) {
+  std::vector<int32_t> place(other.nodes_.size(), -1);  // of the other's nodes, here
+  for (const int32_t index : chosen) {
+    const DraftNode& node = other.nodes_[static_cast<size_t>(index)];
+    const int32_t parent = node.parent < 0 ? -1 : place[static_cast<size_t>(node.parent)];
+    place[static_cast<size_t>(index)] = Add(parent, node.token, node.confidence, node.origin);
+  }
+}
+
 DraftTree DraftTree::Below(int32_t node, std::vector<int32_t>* from) const {
   const DraftNode& root = nodes_[static_cast<size_t>(node)];
   DraftTree below;

@@ -53,6 +53,8 @@ class DraftTree {
   int32_t Add(int32_t parent, int32_t token, double confidence, DraftOrigin origin);
   // Adds all that another tree has.
   void Merge(const DraftTree& other);
+  // Adds nodes of another tree; `chosen` has every parent before its children.
+  void AddPart(const DraftTree& other, std::span<const int32_t> chosen);
   int32_t Find(int32_t parent, int32_t token) const;  // -1: it is not there
   // Its source has said what follows `node`; -1: what follows the answer's last token.
   void MarkExtended(int32_t node) {

@@ -34,6 +34,21 @@ TEST(DraftTreeTest, MergesBranchesOfSeveralSources) {
   EXPECT_EQ(DraftTree().TreeConfidence(), 1);
 }
 
+TEST(DraftTreeTest, APartIsAddedOnce) {
+  DraftTree tree;
+  const int32_t a = tree.Add(-1, 1, 0.9, kModel);
+  tree.Add(-1, 2, 0.5, kModel);
+  const int32_t c = tree.Add(a, 3, 0.9, kModel);
+  DraftTree part;
+  part.Add(-1, 1, 0.8, kSure);
+  const std::vector<int32_t> chosen = {a, c};
+  part.AddPart(tree, chosen);
+  part.AddPart(tree, chosen);
+  ASSERT_EQ(part.size(), 2);
+  EXPECT_THAT(part.PathTo(1), ElementsAre(1, 3));
+  EXPECT_DOUBLE_EQ(part.nodes()[1].cumulative, 0.9 * 0.9);
+}
+
 TEST(DraftTreeTest, AncestorSlotsAreThoseBetweenTheRootAndANode) {
   DraftTree tree;
   const int32_t a = tree.Add(-1, 5, 0.9, kModel), b = tree.Add(-1, 6, 0.8, kModel);

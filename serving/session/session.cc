@@ -99,14 +99,11 @@ DraftRoom Session::draft_room() const {
   return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.slots() - length)};
 }
 
-engine::Row Session::DraftRow(const DraftRowSpec& spec) const {
-  return {.token = spec.token,
-          .position = static_cast<int32_t>(ids_.size()) - 1 + spec.depth,
-          .slot = spec.slot,
+engine::Row Session::DraftRow() const {
+  return {.token = ids_.back(),
+          .position = static_cast<int32_t>(ids_.size()) - 1,
           .level = 0,
-          .context_level = 0,
-          .want_logits = true,
-          .ancestor_slots = spec.ancestor_slots};
+          .context_level = 0};
 }
 
 engine::ContextView Session::DraftView() {

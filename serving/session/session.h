@@ -64,15 +64,6 @@ struct DraftRoom {
   int32_t slots = 0;  // for drafted tokens
 };
 
-// A token that a low level of the model computes to draft what follows it.
-struct DraftRowSpec {
-  int32_t token = 0;
-  int32_t depth = 0;  // behind the answer's last token; 0: that one itself
-  int32_t slot = 0;   // one of those for drafts
-  // Of the answer's last token and of those between the two; none for that one itself.
-  std::span<const int32_t> ancestor_slots = {};
-};
-
 // Not thread-safe: made by one thread, then owned by another.
 class Session {
  public:
@@ -143,9 +134,9 @@ class Session {
   DraftRoom draft_room() const;
   // Slots to claim ahead for drafted tokens to come.
   void set_draft_ahead(int32_t tokens) { draft_ahead_ = tokens; }
-  // A row of the model's lowest level, of context 0, that wants logits. It sees the tokens before
-  // the answer's last one, and its ancestors.
-  engine::Row DraftRow(const DraftRowSpec& spec) const;
+  // A row of the answer's last token by the model's lowest level, to draft what follows it. Its
+  // slot is left to the caller.
+  engine::Row DraftRow() const;
   // Slots for such rows: behind those of the next decode step's rows, so that the step may be under
   // way. What is written there is written over or never named.
   int32_t first_draft_slot() const { return static_cast<int32_t>(ids_.size()) - 1 + tree_.rows(); }

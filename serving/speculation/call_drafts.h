@@ -14,7 +14,8 @@
 #include "policy/draft/draft_tree.h"
 #include "policy/draft/speculation.h"
 #include "policy/draft/token_lookup.h"
-#include "serving/speculation/prefix_growth.h"
+#include "serving/speculation/session_tree_kv.h"
+#include "serving/speculation/tree_grower.h"
 
 namespace withy::serving {
 
@@ -41,9 +42,10 @@ struct TreeBounds {
 };
 
 struct CallDrafts {
+  // `tokens`: that the call may have. `session` is borrowed.
   CallDrafts(int32_t tokens, std::shared_ptr<AppDrafts> of_app,
-             std::shared_ptr<ContextDrafts> of_context)
-      : own(tokens), app(std::move(of_app)), context(std::move(of_context)) {}
+             std::shared_ptr<ContextDrafts> of_context, Session& session)
+      : own(tokens), app(std::move(of_app)), context(std::move(of_context)), prefix_kv(session) {}
 
   policy::CallSpeculation speculation() const { return {context->state, app->state}; }
 
@@ -54,7 +56,8 @@ struct CallDrafts {
 
   // Of the decode step to come.
   policy::DraftTree tree;
-  PrefixTree prefix;  // the part of it that the low level grows, or grew while the last one ran
+  KvTree prefix;  // the part of it that the low level grows, or grew while the last one ran
+  SessionTreeKv prefix_kv;
   // The model by which it could go on growing while the step waits for weights, the same if it
   // does, and whether it has KV to compute before.
   std::optional<policy::DraftSourceKind> window_source;

@@ -34,16 +34,18 @@ bool PrefixDrafter::CanDraftFor(int32_t level) const {
   return levels.size() > 1 && level > 0 && levels.front().percent <= kMaxPercent;
 }
 
-absl::Status PrefixDrafter::Grow(std::vector<PrefixJob> jobs, const policy::LevelPace& pace,
+absl::Status PrefixDrafter::Grow(std::vector<TreeJob> jobs, const policy::LevelPace& pace,
                                  const std::atomic<bool>* interrupt) {
   int32_t depth = 0;
-  for (const PrefixJob& job : jobs) depth = std::max(depth, job.session.computed());
-  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixGrowth> growth,
-                         PrefixGrowth::Create(model_, pass_numbers_, clock_, std::move(jobs),
-                                              [&](int32_t rows, double ms) {
-                                                costs_.Observe(rows, ms, pace.TokenMs(depth));
-                                              }));
-  return growth->Run(interrupt).status();
+  for (const TreeJob& job : jobs) depth = std::max(depth, job.kv.computed());
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<TreeGrower> grower, Begin(std::move(jobs)));
+  while (true) {
+    WITHY_ASSIGN_OR_RETURN(const bool more, grower->Begin());
+    if (!more) return absl::OkStatus();
+    WITHY_ASSIGN_OR_RETURN(const bool computed, grower->Compute(interrupt));
+    if (!computed) return absl::OkStatus();
+    costs_.Observe(grower->rows(), grower->pass_ms(), pace.TokenMs(depth));
+  }
 }
 
 }  // namespace withy::serving

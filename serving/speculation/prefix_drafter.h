@@ -1,18 +1,22 @@
 // Drafts with the target's own lowest level: a draft model that takes no memory. Knows which calls
-// it can draft for and what its passes take. Neighbours: prefix_growth.h computes, speculator.h
-// decides when.
+// it can draft for and what its passes take. Neighbours: tree_grower.h computes, session_tree_kv.h
+// is where, speculator.h decides when.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/model/model.h"
 #include "policy/call/level_pace.h"
 #include "policy/draft/tree_budget.h"
-#include "serving/speculation/prefix_growth.h"
+#include "serving/speculation/tree_grower.h"
 
 namespace withy::serving {
 
@@ -36,11 +40,16 @@ class PrefixDrafter {
   }
   // Grows the trees behind their sessions' tokens. Ends early once `*interrupt` is true, with what
   // there is. Errors: of the engine or the sampler; the trees are what they are then.
-  absl::Status Grow(std::vector<PrefixJob> jobs, const policy::LevelPace& pace,
+  absl::Status Grow(std::vector<TreeJob> jobs, const policy::LevelPace& pace,
                     const std::atomic<bool>* interrupt);
-  // For slices.
-  absl::StatusOr<std::unique_ptr<PrefixGrowth>> Begin(std::vector<PrefixJob> jobs) {
-    return PrefixGrowth::Create(model_, pass_numbers_, clock_, std::move(jobs));
+  // For slices; no longer than the calls' next step.
+  absl::StatusOr<std::unique_ptr<TreeGrower>> Begin(std::vector<TreeJob> jobs) {
+    return TreeGrower::Create({.model = model_,
+                               .passes = pass_numbers_,
+                               .clock = clock_,
+                               .logits = logits_,
+                               .source = policy::DraftSourceKind::kPrefix},
+                              std::move(jobs));
   }
 
  private:
@@ -49,6 +58,7 @@ class PrefixDrafter {
   Clock& clock_;
   const bool can_draft_in_windows_;
   policy::RowCosts costs_;  // of its passes
+  std::vector<float> logits_;
 };
 
 }  // namespace withy::serving

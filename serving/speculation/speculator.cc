@@ -81,7 +81,8 @@ CallDrafts& Speculator::DraftsOf(Call& call) {
     context = EntryOf(app->contexts, request.context_id, kContexts, [&] { return context; });
     context->last_used = uses_;
   }
-  call.drafts = std::make_unique<CallDrafts>(tokens + request.answer.max_tokens, app, context);
+  call.drafts =
+      std::make_unique<CallDrafts>(tokens + request.answer.max_tokens, app, context, *call.session);
   return *call.drafts;
 }
 
@@ -328,14 +329,18 @@ void Speculator::Grow(std::span<Call* const> calls, const Asked& asked,
   }
 }
 
+TreeJob Speculator::PrefixJob(const Call& call, const policy::GrowthLimits& limits) const {
+  return {.call_id = call.request.call_id,
+          .tree = call.drafts->prefix,
+          .kv = call.drafts->prefix_kv,
+          .sampling = call.session->sampling(),
+          .limits = limits,
+          .confidence = ConfidenceOf(call)};
+}
+
 void Speculator::GrowByPrefix(const Asked& asked, const std::atomic<bool>* interrupt) {
-  std::vector<PrefixJob> jobs;
-  for (const Call* call : asked.calls) {
-    jobs.push_back({.session = *call->session,
-                    .tree = call->drafts->prefix,
-                    .limits = LimitsOf(asked, *call),
-                    .confidence = ConfidenceOf(*call)});
-  }
+  std::vector<TreeJob> jobs;
+  for (const Call* call : asked.calls) jobs.push_back(PrefixJob(*call, LimitsOf(asked, *call)));
   // Without a draft the step decodes plainly, and says what is wrong with the model.
   prefix_.Grow(std::move(jobs), levels_.front(), interrupt).IgnoreError();
   for (const Call* call : asked.calls) call->drafts->tree.Merge(call->drafts->prefix.tree);

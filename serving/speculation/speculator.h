@@ -111,6 +111,7 @@ class Speculator {
   int32_t SlotsAhead(const CallDrafts& drafts) const;
   policy::GrowthLimits LimitsOf(const Asked& asked, const Call& call) const;
   void Grow(std::span<Call* const> calls, const Asked& asked, const std::atomic<bool>* interrupt);
+  TreeJob PrefixJob(const Call& call, const policy::GrowthLimits& limits) const;
   void GrowByPrefix(const Asked& asked, const std::atomic<bool>* interrupt);
   DraftResult AskDraft(const Asked& asked);
   void Choose(Call& call);

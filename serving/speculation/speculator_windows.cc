@@ -29,7 +29,7 @@ constexpr int32_t kWindowSlotsAhead = 64;
 // By the low level.
 class PrefixWindows final : public StepWindows {
  public:
-  PrefixWindows(std::unique_ptr<PrefixGrowth> growth, std::vector<Call*> calls, Clock& clock,
+  PrefixWindows(std::unique_ptr<TreeGrower> growth, std::vector<Call*> calls, Clock& clock,
                 WorkerMetrics& metrics)
       : growth_(std::move(growth)), calls_(std::move(calls)), clock_(clock), metrics_(metrics) {}
 
@@ -49,7 +49,7 @@ class PrefixWindows final : public StepWindows {
   }
 
  private:
-  const std::unique_ptr<PrefixGrowth> growth_;
+  const std::unique_ptr<TreeGrower> growth_;
   const std::vector<Call*> calls_;
   Clock& clock_;
   WorkerMetrics& metrics_;
@@ -78,7 +78,9 @@ void Speculator::BeginWithKept(Call& call) {
   CallDrafts& drafts = *call.drafts;
   drafts.worker_grew = drafts.windows == DraftSourceKind::kDraft;
   if (drafts.windows != DraftSourceKind::kPrefix) drafts.prefix = {};
-  call.session->speculation().window_kept += drafts.prefix.Follow(call.session->tokens());
+  drafts.prefix.Follow(drafts.prefix_kv);
+  call.session->speculation().window_kept += drafts.prefix.grown();
+  drafts.prefix.Settle();
   drafts.tree.Merge(drafts.prefix.tree);
 }
 
@@ -145,14 +147,12 @@ std::unique_ptr<StepWindows> Speculator::OpenWindows(std::span<Call* const> call
 }
 
 std::unique_ptr<StepWindows> Speculator::OpenPrefixWindows(std::vector<Call*> calls) {
-  std::vector<PrefixJob> jobs;
-  for (Call* call : calls) {
+  std::vector<TreeJob> jobs;
+  for (const Call* call : calls) {
     CallDrafts& drafts = *call->drafts;
-    drafts.prefix.Add(drafts.tree, drafts.chosen);
-    jobs.push_back({.session = *call->session,
-                    .tree = drafts.prefix,
-                    .limits = WindowLimits(*call),
-                    .confidence = ConfidenceOf(*call)});
+    drafts.prefix.tree.AddPart(drafts.tree, drafts.chosen);
+    drafts.prefix.Settle();
+    jobs.push_back(PrefixJob(*call, WindowLimits(*call)));
   }
   auto growth = prefix_.Begin(std::move(jobs));
   if (!growth.ok()) return nullptr;

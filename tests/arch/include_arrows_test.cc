@@ -39,6 +39,7 @@ const std::map<std::string, Parts>& Allowed() {
       (*map)[process] = lower;
     }
     (*map)["model_worker"].insert({"serving", "store_client"});
+    (*map)["draft_worker"].insert("serving");
     (*map)["cli"] = lower;
     (*map)["examples"] = {};
     (*map)["offline"] = {"base", "telemetry", "engine"};
