@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "engine/encoder/checkpoint.h"
 #include "engine/gguf/types.h"
 #include "engine/model/model.h"
 #include "offline/tlm/decision_table.h"
