@@ -13,7 +13,7 @@ using telemetry::Phase;
 using telemetry::ScopedSpan;
 
 // What a load leaves to the worker when it begins, as a share of the plan's time. It asks for more.
-constexpr double kFirstShare = policy::KvLoadProgress::kFirstHandOverShare;
+constexpr double kFirstShare = policy::KvLoadProgress::kFirstYieldShare;
 
 uint32_t ChunksFor(uint32_t tokens) {
   constexpr auto kChunk = static_cast<uint32_t>(kChunkTokens);
@@ -164,7 +164,7 @@ ResidentChunks LeaseDesk::BringBack(LeaseId lease, const LeaseSpec& spec) {
   return resident;
 }
 
-void LeaseDesk::Recompute(LeaseId lease, uint32_t computed_before, uint32_t most) {
+void LeaseDesk::Yield(LeaseId lease, uint32_t computed_before, uint32_t most) {
   std::shared_ptr<ContextLoad> load;
   std::shared_ptr<LeaseListener> listener;
   {
@@ -174,8 +174,8 @@ void LeaseDesk::Recompute(LeaseId lease, uint32_t computed_before, uint32_t most
     listener = open->listener;
     if (open->load != nullptr && !open->load->ended()) load = open->load;
   }
-  if (load != nullptr) return load->Recompute(computed_before, most);
-  listener->OnRevised({}, 0);  // everything is there
+  if (load != nullptr) return load->Yield(computed_before, most);
+  listener->OnYielded({}, 0);  // everything is there
 }
 
 absl::StatusOr<ClaimAnswer> LeaseDesk::Claim(LeaseId lease, uint32_t first, uint32_t count,

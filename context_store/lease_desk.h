@@ -76,9 +76,10 @@ class LeaseDesk {
   absl::StatusOr<ResidentChunks> Share(LeaseId lease, uint32_t first,
                                        const std::vector<LeaseChunks::Identities>& wanted);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
-  // The worker has computed the chunks below `computed_before` that were left to it, and asks for
-  // at most `most` more of those that are being read. OnRevised follows, perhaps before the return.
-  void Recompute(LeaseId lease, uint32_t computed_before, uint32_t most);
+  // Yields chunks that are being read to the worker, which computes them instead: at most `most`.
+  // It has computed those below `computed_before` that it was to compute. OnYielded follows,
+  // perhaps before the return.
+  void Yield(LeaseId lease, uint32_t computed_before, uint32_t most);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
   // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of
   // LeaseTable::BeginCommit (the lease continues: break it) and of ContextRecords::Commit (the

@@ -1,4 +1,4 @@
-// A load that is revised while it goes on: a store with a slow disk, and a worker that takes its
+// A load that yields chunks while it goes on: a store with a slow disk, and a worker that takes its
 // time to recompute chunks.
 #include <gtest/gtest.h>
 
@@ -111,19 +111,19 @@ class StoreLoadTest : public ::testing::Test {
     }
     return true;
   }
-  // What the store answers to one Recompute.
+  // What the store answers to one Yield.
   std::vector<ChunkSlot> Ask(LeaseId lease, uint32_t computed_before, uint32_t most) {
     size_t before = 0;
     {
       absl::MutexLock lock(&listener_->mutex);
-      before = listener_->revised.size();
+      before = listener_->yielded.size();
     }
-    store_->leases().Recompute(lease, computed_before, most);
+    store_->leases().Yield(lease, computed_before, most);
     std::vector<ChunkSlot> answer;
     EXPECT_TRUE(Eventually([&] {
       absl::MutexLock lock(&listener_->mutex);
-      if (listener_->revised.size() == before) return false;
-      answer = listener_->revised.back();
+      if (listener_->yielded.size() == before) return false;
+      answer = listener_->yielded.back();
       return true;
     }));
     return answer;
@@ -177,7 +177,7 @@ class StoreLoadTest : public ::testing::Test {
         << "what was computed again is what is on disk";
     return outcome;
   }
-  // How many chunks a plan that is not revised recomputes.
+  // How many chunks a plan without yields recomputes.
   static size_t Planned(double told_read_ms, double recompute_ms) {
     std::vector<policy::MissingChunk> missing;
     for (uint32_t i = 0; i < kChunks; ++i) {

@@ -36,9 +36,9 @@ class CountingListener final : public LeaseListener {
  public:
   void OnGranted() override { ++granted; }
   void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
-  void OnRevised(std::vector<ChunkSlot> recompute, uint64_t) override {
+  void OnYielded(std::vector<ChunkSlot> chunks, uint64_t) override {
     absl::MutexLock lock(&mutex);
-    revised.push_back(std::move(recompute));
+    yielded.push_back(std::move(chunks));
   }
   void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string) override {
@@ -51,7 +51,7 @@ class CountingListener final : public LeaseListener {
   std::atomic<int> ended{0};
   std::atomic<int> late_chunks{0};  // of claims that waited
   absl::Mutex mutex;
-  std::vector<std::vector<ChunkSlot>> revised ABSL_GUARDED_BY(mutex);  // answers to Recompute
+  std::vector<std::vector<ChunkSlot>> yielded ABSL_GUARDED_BY(mutex);  // answers to Yield
 };
 
 // Loads the context of a lease whose listener is `listener`, and waits until everything that is

@@ -38,7 +38,7 @@ ContextLoad::ContextLoad(const LoadTools& tools, LeaseId lease, const LeaseSpec&
     recomputable += load.recomputable ? 1 : 0;
   }
   for (const policy::MissingChunk& chunk : chunks) positions_.push_back(chunk.position);
-  const bool revised = tools.policy == policy::LoadPolicy::kPrefix;
+  const bool yields = tools.policy == policy::LoadPolicy::kPrefix;
   // Only the first piece of the prompt is computed while layers are read.
   const uint32_t piece_tokens =
       std::min(spec.prompt_tokens, static_cast<uint32_t>(policy::kRowsWithoutAnswers));
@@ -49,7 +49,7 @@ ContextLoad::ContextLoad(const LoadTools& tools, LeaseId lease, const LeaseSpec&
       chunks, planned_,
       policy::LoadProgressOptions{
           .dealt = dealt_,
-          .recomputable = revised ? recomputable : dealt_,
+          .recomputable = yields ? recomputable : dealt_,
           .tail_ms = prompt_chunks * planned_.RecomputeMs({loads_.back().chunk, 0}),
           .least_group_bytes = kLeastPieces * kKvPieceBytes * geometry_.layers,
           .cuts = std::move(cuts)},
@@ -65,7 +65,7 @@ std::vector<ChunkLoad> ContextLoad::LoadsOf(size_t begin, size_t end) const {
 
 std::optional<ContextLoad::Range> ContextLoad::BeginGroup(std::vector<ChunkLoad>* loads) {
   absl::MutexLock lock(&tools_.book.mutex());
-  if (revising_) return std::nullopt;
+  if (yielding_) return std::nullopt;
   while (const std::optional<Range> range = progress_->NextGroup(NowMs())) {
     groups_[range->number].range = *range;
     *loads = LoadsOf(range->begin, range->end);
@@ -169,7 +169,7 @@ void ContextLoad::EndGroup(uint32_t number, bool complete) {
   }
   tools_.book.table().chunks().FinishLoad(context_id_, loads, read);
   progress_->OnGroupEnded(number, NowMs());
-  if (!revising_ && progress_->done()) End();
+  if (!yielding_ && progress_->done()) End();
   tools_.book.RecordGauges();
 }
 
@@ -189,7 +189,7 @@ void ContextLoad::End() {
 }
 
 void ContextLoad::TellLayers() {
-  if (revising_ || !progress_->all_dealt()) return;
+  if (yielding_ || !progress_->all_dealt()) return;
   uint32_t layers = geometry_.layers;
   for (const auto& [number, group] : groups_) layers = std::min(layers, group.layers);
   // Cake computes nothing behind chunks that are still being read.
@@ -200,26 +200,26 @@ void ContextLoad::TellLayers() {
   events_.emplace_back([layers](LeaseListener& listener) { listener.OnLayer(layers - 1); });
 }
 
-void ContextLoad::Recompute(uint32_t computed_before, uint32_t most) {
-  policy::KvLoadProgress::HandOver more;
+void ContextLoad::Yield(uint32_t computed_before, uint32_t most) {
+  policy::KvLoadProgress::Yield more;
   KvReadId cancelled = 0;
   {
     absl::MutexLock lock(&tools_.book.mutex());
     const auto computed = std::lower_bound(positions_.begin(), positions_.end(), computed_before);
     progress_->OnRecomputed(static_cast<size_t>(computed - positions_.begin()), NowMs());
     // While a group is being begun, its read has no number yet that could be cancelled.
-    if (!advancing_) more = progress_->NextRecompute(most, NowMs());
+    if (!advancing_) more = progress_->NextYield(most, NowMs());
     if (more.cancelled.has_value()) {
       cancelled = groups_.at(*more.cancelled).read;
       groups_.erase(*more.cancelled);
     }
-    revising_ = true;
+    yielding_ = true;
   }
   if (cancelled != 0) tools_.disk.CancelRead(cancelled);
   {
     absl::MutexLock lock(&tools_.book.mutex());
-    HandOver(more);
-    revising_ = false;
+    NoteYield(more);
+    yielding_ = false;
     TellLayers();
     if (progress_->done()) End();
   }
@@ -227,7 +227,7 @@ void ContextLoad::Recompute(uint32_t computed_before, uint32_t most) {
   Advance();
 }
 
-void ContextLoad::HandOver(const policy::KvLoadProgress::HandOver& more) {
+void ContextLoad::NoteYield(const policy::KvLoadProgress::Yield& more) {
   std::vector<ChunkSlot> left;
   if (more.count() > 0) {
     uint64_t evicted = 0;
@@ -240,7 +240,7 @@ void ContextLoad::HandOver(const policy::KvLoadProgress::HandOver& more) {
     tools_.book.RecordGauges();
   }
   events_.emplace_back([left = std::move(left), arrived = arrived_blocks_](
-                           LeaseListener& listener) { listener.OnRevised(left, arrived); });
+                           LeaseListener& listener) { listener.OnYielded(left, arrived); });
 }
 
 void ContextLoad::Deliver() {

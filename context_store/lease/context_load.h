@@ -46,8 +46,8 @@ class ContextLoad : public std::enable_shared_from_this<ContextLoad> {
 
   // Reads the next groups and tells the listener what there is to tell.
   void Advance();
-  // As LeaseDesk::Recompute.
-  void Recompute(uint32_t computed_before, uint32_t most);
+  // As LeaseDesk::Yield.
+  void Yield(uint32_t computed_before, uint32_t most);
   // Whether nothing is read any more, and nothing will be.
   bool ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(tools_.book.mutex()) { return ended_; }
 
@@ -72,7 +72,7 @@ class ContextLoad : public std::enable_shared_from_this<ContextLoad> {
   void End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tools_.book.mutex());
   // Notes an event for the layers that are in place of all that is read.
   void TellLayers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tools_.book.mutex());
-  void HandOver(const policy::KvLoadProgress::HandOver& more)
+  void NoteYield(const policy::KvLoadProgress::Yield& more)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(tools_.book.mutex());
   // Calls the listener with what was noted, in order, from one thread at a time.
   void Deliver();
@@ -93,7 +93,7 @@ class ContextLoad : public std::enable_shared_from_this<ContextLoad> {
   uint32_t told_layers_ = 0;
   uint64_t arrived_blocks_ = 0;
   bool advancing_ = false, again_ = false;  // a thread is in Advance; it has to look once more
-  bool revising_ = false;                   // a hand-over has begun and not been noted
+  bool yielding_ = false;                   // a yield has begun and not been noted
   bool ended_ = false;
   std::deque<std::function<void(LeaseListener&)>> events_;
   bool delivering_ = false;

@@ -13,8 +13,6 @@ namespace {
 
 constexpr uint32_t kMaxClaimChunks = 1 << 16;
 
-uint32_t Lacking(uint32_t of, uint32_t held) { return of - std::min(of, held); }
-
 }  // namespace
 
 // A copy on disk may have more bits than the arena, after a restart of an earlier build.

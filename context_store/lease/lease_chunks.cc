@@ -162,7 +162,7 @@ std::vector<ChunkSlot> LeaseChunks::Yield(LeaseId id, std::span<const ChunkLoad>
       if (!queue.has_value()) queue = idle_.MakeEvictions();
       const auto claimed = queue->Claim(state_.kv.geometry.ChunkBytes(KvFormat::kQ8), id, evicted);
       if (!claimed.has_value()) break;
-      const uint32_t more = lease.need - std::min(lease.need, held);
+      const uint32_t more = Lacking(lease.need, held);
       if (!room_.StandWell(id, {&*claimed, 1}, more)) {
         state_.kv.pool.Free(*claimed);
         break;

@@ -22,10 +22,10 @@ class LeaseListener {
   // While Load runs and after it: layers 0 to `layer` of every chunk being read are in the arena,
   // failed chunks excepted. Layers come in order; one call may cover several.
   virtual void OnLayer(uint32_t layer) = 0;
-  // Answers Recompute, before the first OnLayer: these chunks were being read and are left to the
+  // Answers Yield, before the first OnLayer: these chunks were being read and are yielded to the
   // worker, in these slots, which its lease has claimed. Empty: reading is faster than recomputing.
   // `arrived_blocks`: number of blocks read so far.
-  virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
+  virtual void OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) = 0;
   // This chunk cannot be read; later ones may be there, or fail, too.
   virtual void OnLoadFailed(uint32_t chunk) = 0;
   // Answers a claim that waited for room: its slots; or none, and why not.

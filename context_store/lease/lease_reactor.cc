@@ -71,8 +71,7 @@ absl::Status LeaseReactor::Handle() {
     case v1::LeaseRequest::kFault:
       return desk_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
     case v1::LeaseRequest::kRecompute:
-      desk_.Recompute(lease(), request_.recompute().computed_before(),
-                      request_.recompute().chunks());
+      desk_.Yield(lease(), request_.recompute().computed_before(), request_.recompute().chunks());
       return absl::OkStatus();
     case v1::LeaseRequest::kCommit:
       return HandleCommit();
@@ -149,11 +148,11 @@ void LeaseReactor::OnLayer(uint32_t layer) {
   SendArrival(std::move(event));
 }
 
-void LeaseReactor::OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) {
+void LeaseReactor::OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) {
   v1::LeaseEvent event;
-  v1::LoadRevised* revised = event.mutable_load_revised();
-  for (const ChunkSlot& chunk : recompute) *revised->add_recompute() = ToProto(chunk);
-  revised->set_arrived_blocks(arrived_blocks);
+  v1::LoadRevised* message = event.mutable_load_revised();
+  for (const ChunkSlot& chunk : chunks) *message->add_recompute() = ToProto(chunk);
+  message->set_arrived_blocks(arrived_blocks);
   SendArrival(std::move(event));
 }
 

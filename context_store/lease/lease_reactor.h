@@ -28,7 +28,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
 
   void OnGranted() override;
   void OnLayer(uint32_t layer) override;
-  void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) override;
+  void OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) override;
   void OnLoadFailed(uint32_t chunk) override;
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override;
   void OnEnded(const absl::Status& status) override;

@@ -29,7 +29,7 @@ class NextInLine final : public LeaseListener {
     early = told.WaitForNotificationWithTimeout(absl::Milliseconds(300));
   }
   void OnLayer(uint32_t) override {}
-  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
+  void OnYielded(std::vector<ChunkSlot>, uint64_t) override {}
   void OnLoadFailed(uint32_t) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnEnded(const absl::Status&) override {}

@@ -7,11 +7,6 @@
 #include "policy/kv/kv_admission.h"
 
 namespace withy::context_store {
-namespace {
-
-uint32_t Less(uint32_t from, uint32_t less) { return from - std::min(from, less); }
-
-}  // namespace
 
 std::vector<LeaseRoom::Holding> LeaseRoom::HoldingsWith(const Change& change) const {
   std::vector<Holding> holdings;
@@ -50,7 +45,7 @@ bool LeaseRoom::CanAllFinish(const Change& change) const {
     const bool ends = lease.rebuild || lease.committing;
     const uint32_t takes = changes ? change.takes : lease.to_load;
     const uint32_t more =
-        changes ? change.more : Less(lease.need, state_.HeldChunks(lease) + lease.to_load);
+        changes ? change.more : Lacking(lease.need, state_.HeldChunks(lease) + lease.to_load);
     if (!changes) taken += takes;
     const auto freed =
         std::count_if(holding.slots.begin(), holding.slots.end(), [&](const KvSlot& slot) {
@@ -67,7 +62,7 @@ bool LeaseRoom::CanAllFinish(const Change& change) const {
 
 bool LeaseRoom::HasRoomFor(LeaseId id, uint32_t takes, uint32_t held) const {
   if (!OthersAdmitted(id)) return true;
-  return CanAllFinish({id, takes, Less(state_.leases.at(id).need, held)});
+  return CanAllFinish({id, takes, Lacking(state_.leases.at(id).need, held)});
 }
 
 bool LeaseRoom::StandWell(LeaseId id, std::span<const SlotAt> slots, uint32_t more) const {

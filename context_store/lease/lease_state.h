@@ -59,6 +59,9 @@ struct Lease {
   uint32_t overtaken = 0;  // leases that were admitted before it since it has waited
 };
 
+// What of `need` is not there if there is `have`.
+constexpr uint32_t Lacking(uint32_t need, uint32_t have) { return need > have ? need - have : 0; }
+
 // Not thread-safe: guarded by the lock of the table that owns it.
 struct LeaseState {
   ArenaKv kv;

@@ -1,7 +1,7 @@
 // The durable record of every context, its head and its segments, encrypted. Neighbours:
 // request_results.h has the results for retries, record_db.h stores the bytes, context_keys.h has
-// the keys, lease_desk.h ensures that one lease at a time writes a context, lease_table.h has the KV,
-// which is only a cache. Segments are opaque here.
+// the keys, lease_desk.h ensures that one lease at a time writes a context, lease_table.h has the
+// KV, which is only a cache. Segments are opaque here.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ constexpr double kNotWorthSharing = 0.02;
 // A worker whose speed is not known gets a first chunk if so many would be its share.
 constexpr size_t kLeastSplitToTry = 8;
 
-// The worker takes a group over if it is done within this share of the disk's time.
-constexpr double kTakeOverShare = 0.9;
+// A group is taken back from the disk if the worker is done within this share of the disk's time.
+constexpr double kTakeBackShare = 0.9;
 
 }  // namespace
 
@@ -141,7 +141,7 @@ size_t KvLoadProgress::Affordable(size_t split, double now_ms) const {
   const bool worker_known = computed_ > 0;
   const bool overdue = read_slowdown(now_ms) > read_.took_ms / read_.worked_ms;
   const bool disk_known = read_reported_ || overdue;
-  const double share = worker_known && disk_known ? kHandOverShare : kFirstHandOverShare;
+  const double share = worker_known && disk_known ? kYieldShare : kFirstYieldShare;
   const double slowdown = recompute_slowdown(now_ms);
   const double left_ms = recompute_.LeftMs(now_ms, slowdown);
   const double ends_ms = left_ms + slowdown * RecomputeMs(front_, split);
@@ -220,7 +220,7 @@ std::optional<uint32_t> KvLoadProgress::TakeBack(double now_ms) {
       recompute_.LeftMs(now_ms, slowdown) +
       slowdown * RecomputeMs(group.begin, std::min(group.end, options_.recomputable));
   const double disk_slowdown = read_slowdown(now_ms);
-  if (own_ms >= kTakeOverShare * read_.LeftMs(now_ms, disk_slowdown)) return std::nullopt;
+  if (own_ms >= kTakeBackShare * read_.LeftMs(now_ms, disk_slowdown)) return std::nullopt;
   // The disk is as slow as it has turned out to be, although it reports nothing.
   read_.took_ms = disk_slowdown * read_.worked_ms;
   read_.dealt_ms = std::max(0.0, read_.dealt_ms - ReadMs(group.begin, group.end));
@@ -233,21 +233,21 @@ std::optional<uint32_t> KvLoadProgress::TakeBack(double now_ms) {
   return group.number;
 }
 
-KvLoadProgress::HandOver KvLoadProgress::NextRecompute(size_t most, double now_ms) {
-  HandOver hand_over{.begin = front_, .end = front_};
-  if (closed_ || most == 0) return hand_over;
+KvLoadProgress::Yield KvLoadProgress::NextYield(size_t most, double now_ms) {
+  Yield yield{.begin = front_, .end = front_};
+  if (closed_ || most == 0) return yield;
   if (front_ >= std::min(back_, options_.recomputable)) {
-    if (!all_dealt()) return hand_over;
-    hand_over.cancelled = TakeBack(now_ms);
-    if (!hand_over.cancelled.has_value()) return hand_over;
+    if (!all_dealt()) return yield;
+    yield.cancelled = TakeBack(now_ms);
+    if (!yield.cancelled.has_value()) return yield;
   }
   const size_t split = Split(now_ms);
   size_t count = std::min({split - front_, most, Affordable(split, now_ms)});
-  if (hand_over.cancelled.has_value()) count = std::max<size_t>(count, 1);
-  hand_over.begin = front_;
-  hand_over.end = front_ += count;
-  if (count > 0) recompute_.Begin(RecomputeMs(hand_over.begin, hand_over.end), now_ms);
-  return hand_over;
+  if (yield.cancelled.has_value()) count = std::max<size_t>(count, 1);
+  yield.begin = front_;
+  yield.end = front_ += count;
+  if (count > 0) recompute_.Begin(RecomputeMs(yield.begin, yield.end), now_ms);
+  return yield;
 }
 
 void KvLoadProgress::OnRecomputed(size_t end, double now_ms) {

@@ -6,16 +6,17 @@
 //   while (!progress.done()) {
 //     // whenever fewer than kGroups are being read:  progress.NextGroup(now), to be begun
 //     // when a group is there, or has failed:        progress.OnGroupEnded(number, now)
-//     // when the worker asks for more to recompute:  progress.OnRecomputed(...),
-//     NextRecompute(...)
+//     // when the worker asks for more to compute:
+//     progress.OnRecomputed(...), progress.NextYield(...)
 //   }
 //
 // A group is held back only if the worker, already computing, would finish everything before the
-// disk could read that group. A worker that finds nothing left takes over the group begun last, if
-// it expects to be done with it before the disk is: so a disk that hangs holds nothing up.
+// disk could read that group. When nothing is left for the worker, the group begun last is taken
+// back and yielded, if the worker is expected to be done with it before the disk is: so a disk that
+// hangs holds nothing up.
 //
 // Source: LLMS section 3.3 splits once, by eq. 4. Reading from the back while the front is
-// recomputed is Cake's (arXiv 2410.03065); ours adds speeds, the takeover, and the tail.
+// recomputed is Cake's (arXiv 2410.03065); ours adds speeds, taking back, and the tail.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +53,8 @@ class KvLoadProgress {
   // and after both sides have reported first. Choice: a disk ten times as fast as calibrated has
   // read all the rest when the worker has done the first share. Test:
   // KvLoadProgressTest.AWrongCalibrationCostsLittle.
-  static constexpr double kFirstHandOverShare = 0.1;
-  static constexpr double kHandOverShare = 0.2;
+  static constexpr double kFirstYieldShare = 0.1;
+  static constexpr double kYieldShare = 0.2;
 
   // `chunks`: by position; all but those dealt have a copy.
   KvLoadProgress(std::span<const MissingChunk> chunks, const LoadCosts& costs,
@@ -69,9 +70,9 @@ class KvLoadProgress {
   std::optional<Group> NextGroup(double now_ms);
   void OnGroupEnded(uint32_t number, double now_ms);
 
-  // Chunks [begin, end) for the worker. `cancelled`: the group whose reading ends for that; its
-  // other chunks belong to nobody again.
-  struct HandOver {
+  // Chunks [begin, end) that the store yields to the worker. `cancelled`: the group whose reading
+  // ends for that; its other chunks belong to nobody again.
+  struct Yield {
     size_t begin = 0;
     size_t end = 0;
     std::optional<uint32_t> cancelled = std::nullopt;
@@ -79,13 +80,13 @@ class KvLoadProgress {
   };
   // At most `most` chunks. Empty: reading is faster than recomputing; the worker asks again after
   // the next group, or a little later.
-  HandOver NextRecompute(size_t most, double now_ms);
+  Yield NextYield(size_t most, double now_ms);
   // The worker has computed all of its chunks below this one.
   void OnRecomputed(size_t end, double now_ms);
-  // The last `count` chunks of the latest hand-over find no room: they are read. There is no
-  // further hand-over.
+  // The last `count` chunks of the latest yield find no room: they are read. There is no further
+  // yield.
   void Return(size_t count);
-  // No further hand-over: the worker computes behind the context.
+  // No further yield: the worker computes behind the context.
   void Close() { closed_ = true; }
 
   // Whether every chunk is dealt out.

@@ -93,7 +93,7 @@ class LoadSimulation {
   }
   void Ask(KvLoadProgress* progress) {
     if (todo_.size() > kPiece) return;
-    const auto more = progress->NextRecompute(2 * kPiece - todo_.size(), now_ms_);
+    const auto more = progress->NextYield(2 * kPiece - todo_.size(), now_ms_);
     if (more.cancelled.has_value()) {
       ASSERT_EQ(reads_.back().group.number, *more.cancelled);
       cancelled_ms_ += std::max(0.0, reads_.back().end_ms - now_ms_);
@@ -202,7 +202,7 @@ TEST(KvLoadProgressTest, AFastDiskReadsInOneGroup) {
   ASSERT_TRUE(group.has_value());
   EXPECT_EQ(group->begin, 0u);
   EXPECT_EQ(group->end, 64u);
-  EXPECT_EQ(progress.NextRecompute(16, 1).count(), 0u) << "they are there sooner";
+  EXPECT_EQ(progress.NextYield(16, 1).count(), 0u) << "they are there sooner";
   EXPECT_TRUE(progress.all_dealt());
   progress.OnGroupEnded(group->number, 64);
   EXPECT_TRUE(progress.done());
@@ -291,9 +291,9 @@ TEST(KvLoadProgressTest, SharingGainsWhereBothSidesAreWithinFourTimes) {
 TEST(KvLoadProgressTest, WhatFindsNoRoomIsRead) {
   const auto missing = Alike(40);
   KvLoadProgress progress = Begin(missing, {.recompute_chunk_ms = 1, .read_mib_ms = 1});
-  EXPECT_EQ(progress.NextRecompute(16, 0).count(), 2u) << "the first share";
+  EXPECT_EQ(progress.NextYield(16, 0).count(), 2u) << "the first share";
   progress.Return(1);
-  EXPECT_EQ(progress.NextRecompute(16, 0).count(), 0u) << "no further hand-over";
+  EXPECT_EQ(progress.NextYield(16, 0).count(), 0u) << "no further yield";
   size_t first = 40;
   for (double now_ms = 1; !progress.done(); ++now_ms) {
     while (const auto group = progress.NextGroup(now_ms)) first = std::min(first, group->begin);
@@ -321,7 +321,7 @@ TEST(KvLoadProgressTest, OnlyWhatMayBeIsRecomputed) {
     KvLoadProgress progress(missing, costs, options, 0);
     size_t end = dealt;
     for (double now_ms = 0; now_ms < 100; ++now_ms) {
-      const auto more = progress.NextRecompute(3, now_ms);
+      const auto more = progress.NextYield(3, now_ms);
       end = std::max(end, more.end);
       progress.OnRecomputed(more.end, now_ms + 0.5);
     }
