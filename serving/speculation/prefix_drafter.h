@@ -34,10 +34,11 @@ class PrefixDrafter {
   bool CanDraftFor(int32_t level) const;
   // Whether its passes need no weights that are streamed, while those of the full model do.
   bool can_draft_in_windows() const { return can_draft_in_windows_; }
-  // What a pass of it takes, in milliseconds; `pace`: of its level.
-  double PassMs(const policy::LevelPace& pace, int32_t depth, int32_t rows) const {
-    return costs_.PlainMs(pace.TokenMs(depth)) * costs_.Ratio(rows);
+  // What a pass of one row takes, in milliseconds; `pace`: of its level.
+  double PassMs(const policy::LevelPace& pace, int32_t depth) const {
+    return costs_.PlainMs(pace.TokenMs(depth));
   }
+  const policy::RowCosts& costs() const { return costs_; }
   // Grows the trees behind their sessions' tokens. Ends early once `*interrupt` is true, with what
   // there is. Errors: of the engine or the sampler; the trees are what they are then.
   absl::Status Grow(std::vector<TreeJob> jobs, const policy::LevelPace& pace,
