@@ -45,6 +45,13 @@ struct CallDrafts {
   const std::shared_ptr<AppDrafts> app;  // shared: the app may be forgotten before its call is over
   const std::shared_ptr<ContextDrafts> context;  // likewise
 
+  // How likely a drafted token is; as long as this is there.
+  policy::ConfidenceFn Confidence() const {
+    return [this](policy::DraftOrigin origin, double /*probability*/) {
+      return step.speculation.Confidence(origin);
+    };
+  }
+
   // Of the decode step to come.
   policy::DraftedCall step{.speculation = {context->state, app->state}};
   KvTree prefix;  // the part of its tree that the low level grows, or grew while the last one ran

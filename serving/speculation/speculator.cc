@@ -6,15 +6,11 @@
 #include <utility>
 
 #include "engine/session/solo_answer.h"
-#include "policy/constants.h"
 
 namespace withy::serving {
 namespace {
 
 using policy::DraftSourceKind;
-
-constexpr auto kPrefix = static_cast<size_t>(DraftSourceKind::kPrefix);
-constexpr auto kDraft = static_cast<size_t>(DraftSourceKind::kDraft);
 
 // Whose text a lookup has, of the contexts of an app. Contexts that share a number are forgotten
 // together, which costs speed alone.
@@ -36,13 +32,6 @@ auto& EntryOf(Map& map, const std::string& key, size_t limit, const Make& make) 
   return map.emplace(key, make()).first->second;
 }
 
-// Of the call, as long as it has drafts.
-policy::ConfidenceFn ConfidenceOf(const Call& call) {
-  return [drafts = call.drafts.get()](policy::DraftOrigin origin, double /*p*/) {
-    return drafts->step.speculation.Confidence(origin);
-  };
-}
-
 }  // namespace
 
 Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
@@ -57,7 +46,8 @@ Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
       clock_(clock),
       metrics_(metrics),
       learning_(options.row_costs, model.weight_stats().streams()),
-      prefix_(model, options.row_costs, metrics.pass_numbers(), clock) {}
+      prefix_(model, options.row_costs, levels.front(), clock, metrics),
+      drafters_{&lookup_, &prefix_, options.draft} {}
 
 CallDrafts& Speculator::DraftsOf(Call& call) {
   if (call.drafts != nullptr) return *call.drafts;
@@ -115,133 +105,68 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   }
   CallDrafts& drafts = DraftsOf(call);
   Session& session = *call.session;
-  drafts.own.Append(session.tokens().subspan(drafts.fed));
-  drafts.fed = drafts.tokens_before = session.tokens().size();
+  drafts.tokens_before = session.tokens().size();
   policy::DraftedCall& step = drafts.step;
-  const bool worker_grew = step.windows == DraftSourceKind::kDraft;
-  // What is left of the tree of the last step.
-  if (step.windows != DraftSourceKind::kPrefix) drafts.prefix = {};
-  drafts.prefix.Follow(drafts.prefix_kv);
-  session.speculation().window_kept += drafts.prefix.grown();
-  drafts.prefix.Settle();
   step.tree = {};
-  step.tree.Merge(drafts.prefix.tree);
   step.mode = call.request.speculation;
   step.room = {.depth = session.draft_room().depth, .nodes = session.draft_room().slots};
   step.other_rows = other_rows;
   step.plain_ms = learning_.PlainMs(PaceOf(call).TokenMs(session.computed()), other_rows);
   step.plain_so_far_ms = session.speculation().plain_ms;
-  step.offers = {};
-  Offer(call, &step);
-  step.offers[kPrefix].goes_on = !drafts.prefix.tree.empty();
-  step.offers[kDraft].goes_on = worker_grew;
+  for (size_t i = 0; i < drafters_.size(); ++i) {
+    if (drafters_[i] == nullptr) continue;
+    step.offers[i] = drafters_[i]->Follow(
+        {.call_id = call.request.call_id, .session = session, .drafts = drafts}, step.plain_ms);
+  }
   return &drafts;
 }
 
-// What the models could draft for the call's step.
-void Speculator::Offer(const Call& call, policy::DraftedCall* step) const {
-  policy::DraftOffer& prefix = step->offers[kPrefix];
-  prefix.ready =
-      prefix_.CanDraftFor(engine::LevelIndex(model_.info(), call.session->level_percent()));
-  prefix.grows_in_windows = prefix.ready && prefix_.can_draft_in_windows();
-  prefix.pass_ms = prefix_.PassMs(levels_.front(), call.session->computed());
-  prefix.rows = &prefix_.costs();
-  if (options_.draft == nullptr) return;
-  policy::DraftOffer& draft = step->offers[kDraft];
-  draft.ready = options_.draft->ready();
-  draft.grows_in_windows = options_.draft->grows_in_windows();
-  draft.pass_ms = options_.draft->pass_ms();
-  draft.catch_up_ms = options_.draft->CatchUpMs(
-      call.request.call_id, call.session->tokens().size(),
-      draft.pass_ms > 0 ? draft.pass_ms : policy::GuessedDraftPassMs(step->plain_ms));
-}
-
-// Of the calls, those that a source is asked for.
-std::vector<Call*> Speculator::Asked(const policy::DraftPlan::Ask& ask,
-                                     std::span<Call* const> calls) {
-  std::vector<Call*> asked;
+// Of those of the calls that are asked for.
+std::vector<DraftTask> Speculator::TasksOf(const policy::DraftPlan::Ask& ask,
+                                           std::span<Call* const> calls) const {
+  std::vector<DraftTask> tasks;
   for (Call* call : calls) {
     const auto found = std::find(ask.calls.begin(), ask.calls.end(), &call->drafts->step);
-    if (found != ask.calls.end()) asked.push_back(call);
+    if (found == ask.calls.end()) continue;
+    tasks.push_back({.call_id = call->request.call_id,
+                     .session = *call->session,
+                     .drafts = *call->drafts,
+                     .limits = ask.limits[static_cast<size_t>(found - ask.calls.begin())]});
   }
-  return asked;
+  return tasks;
 }
 
 // All of `calls` wait.
 policy::DraftPlan::Drafted Speculator::Draft(const policy::DraftPlan::Ask& ask,
                                              std::span<Call* const> calls,
                                              const std::atomic<bool>* interrupt) {
-  const std::vector<Call*> asked = Asked(ask, calls);
-  if (ask.source == DraftSourceKind::kLookup) {
-    for (size_t i = 0; i < asked.size(); ++i) {
-      CallDrafts& drafts = *asked[i]->drafts;
-      // What followed the last tokens in this call, and in earlier ones of the app.
-      for (const policy::TokenLookup* lookup : {&drafts.own, &drafts.app->lookup}) {
-        policy::AddMatches(*lookup, asked[i]->session->tokens(), ask.limits[i].max_depth,
-                           &drafts.step);
-      }
-    }
-    return {};
-  }
-  const int64_t started = clock_.SteadyNanos();
+  const std::vector<DraftTask> tasks = TasksOf(ask, calls);
   std::vector<int32_t> before;
-  for (const Call* call : asked) before.push_back(call->drafts->step.tree.size());
-  const DraftResult result = ask.source == DraftSourceKind::kDraft
-                                 ? DraftByWorker(ask, asked)
-                                 : DraftByPrefix(ask, asked, interrupt);
+  for (const DraftTask& task : tasks) before.push_back(task.drafts.step.tree.size());
+  const int64_t started = clock_.SteadyNanos();
+  const DraftResult result = drafters_[static_cast<size_t>(ask.source)]->Grow(
+      tasks, {.patience_ms = ask.patience_ms, .interrupt = interrupt});
   const int64_t ended = clock_.SteadyNanos();
-  for (size_t i = 0; i < asked.size(); ++i) {
-    Call& call = *asked[i];
-    metrics_.Drafted(call.request.call_id, call.drafts->step.tree.size() - before[i], started,
+  for (size_t i = 0; i < tasks.size() && ask.source != DraftSourceKind::kLookup; ++i) {
+    metrics_.Drafted(tasks[i].call_id, tasks[i].drafts.step.tree.size() - before[i], started,
                      ended);
-    call.session->speculation().draft_ns += ended - started;
+    tasks[i].session.speculation().draft_ns += ended - started;
   }
-  // A worker that has not even begun says nothing of how good its drafts are.
+  metrics_.DraftedInWindow(static_cast<uint64_t>(result.window_drafted));
   return {.came = result.came, .ms = Millis(ended - started), .caught_up_ms = result.caught_up_ms};
 }
 
-TreeJob Speculator::PrefixJob(const Call& call, const policy::GrowthLimits& limits) {
-  return {.call_id = call.request.call_id,
-          .tree = call.drafts->prefix,
-          .kv = call.drafts->prefix_kv,
-          .sampling = call.session->sampling(),
-          .limits = limits,
-          .confidence = ConfidenceOf(call)};
-}
-
-DraftResult Speculator::DraftByPrefix(const policy::DraftPlan::Ask& ask,
-                                      std::span<Call* const> asked,
-                                      const std::atomic<bool>* interrupt) {
-  std::vector<TreeJob> jobs;
-  for (size_t i = 0; i < asked.size(); ++i) jobs.push_back(PrefixJob(*asked[i], ask.limits[i]));
-  // Without a draft the step decodes plainly, and says what is wrong with the model.
-  prefix_.Grow(std::move(jobs), levels_.front(), interrupt).IgnoreError();
-  for (const Call* call : asked) call->drafts->step.tree.Merge(call->drafts->prefix.tree);
-  return {.came = true};
-}
-
-DraftResult Speculator::DraftByWorker(const policy::DraftPlan::Ask& ask,
-                                      std::span<Call* const> asked) {
-  std::vector<DraftJob> jobs;
-  for (size_t i = 0; i < asked.size(); ++i) {
-    jobs.push_back({.request = {.call_id = asked[i]->request.call_id,
-                                .tokens = asked[i]->session->tokens(),
-                                .sampling = asked[i]->session->sampling(),
-                                .limits = ask.limits[i],
-                                .patience_ms = ask.patience_ms},
-                    .confidence = ConfidenceOf(*asked[i]),
-                    .tree = {}});
+std::unique_ptr<StepWindows> Speculator::OpenWindows(std::span<Call* const> calls) {
+  std::vector<policy::DraftedCall*> steps;
+  std::vector<Call*> drafted;
+  for (Call* call : calls) {
+    if (call->drafts == nullptr) continue;
+    drafted.push_back(call);
+    steps.push_back(&call->drafts->step);
   }
-  const DraftResult result = options_.draft->Draft(jobs);
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    asked[i]->drafts->step.tree.Merge(jobs[i].tree);
-    if (!result.came) continue;
-    const WindowTokens& window = jobs[i].window;
-    asked[i]->session->speculation().window_drafted += window.drafted;
-    asked[i]->session->speculation().window_kept += window.kept;
-    metrics_.DraftedInWindow(static_cast<uint64_t>(window.drafted));
-  }
-  return result;
+  const std::optional<policy::DraftPlan::Ask> ask = policy::WindowAsk(plan_options_, steps);
+  if (!ask.has_value()) return nullptr;
+  return drafters_[static_cast<size_t>(ask->source)]->GrowMeanwhile(TasksOf(*ask, drafted));
 }
 
 void Speculator::Observe(Call& call, const policy::DecodedStep& step) {
@@ -282,8 +207,9 @@ void Speculator::Remember(Call& call) {
 }
 
 void Speculator::Forget(const Call& call) {
-  if (options_.draft != nullptr && call.drafts != nullptr) {
-    options_.draft->Forget(call.request.call_id);
+  if (call.drafts == nullptr) return;
+  for (Drafter* drafter : drafters_) {
+    if (drafter != nullptr) drafter->Forget(call.request.call_id);
   }
 }
 

@@ -3,6 +3,7 @@
 // step_runner.h calls it around each step. Answers do not depend on it, their speed does.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -19,6 +20,8 @@
 #include "serving/call/scheduler_options.h"
 #include "serving/call/step_windows.h"
 #include "serving/call/worker_metrics.h"
+#include "serving/speculation/drafter.h"
+#include "serving/speculation/lookup_drafter.h"
 #include "serving/speculation/prefix_drafter.h"
 
 namespace withy::serving {
@@ -61,18 +64,10 @@ class Speculator {
   const policy::LevelPace& PaceOf(const Call& call) const;
   // Begins the call's step; null: it decodes plainly.
   CallDrafts* Begin(Call& call, int32_t other_rows);
-  void Offer(const Call& call, policy::DraftedCall* step) const;
-  static std::vector<Call*> Asked(const policy::DraftPlan::Ask& ask, std::span<Call* const> calls);
+  std::vector<DraftTask> TasksOf(const policy::DraftPlan::Ask& ask,
+                                 std::span<Call* const> calls) const;
   policy::DraftPlan::Drafted Draft(const policy::DraftPlan::Ask& ask, std::span<Call* const> calls,
                                    const std::atomic<bool>* interrupt);
-  static TreeJob PrefixJob(const Call& call, const policy::GrowthLimits& limits);
-  DraftResult DraftByPrefix(const policy::DraftPlan::Ask& ask, std::span<Call* const> asked,
-                            const std::atomic<bool>* interrupt);
-  DraftResult DraftByWorker(const policy::DraftPlan::Ask& ask, std::span<Call* const> asked);
-  std::unique_ptr<StepWindows> OpenPrefixWindows(const policy::DraftPlan::Ask& ask,
-                                                 std::vector<Call*> calls);
-  std::unique_ptr<StepWindows> OpenDraftWindows(const policy::DraftPlan::Ask& ask,
-                                                std::span<Call* const> calls);
 
   engine::Model& model_;
   const SpeculationOptions options_;
@@ -81,7 +76,9 @@ class Speculator {
   Clock& clock_;
   WorkerMetrics& metrics_;
   policy::DraftLearning learning_;
+  LookupDrafter lookup_;
   PrefixDrafter prefix_;
+  const std::array<Drafter*, policy::kDraftSourceKinds> drafters_;  // by source; null: none
   std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
   uint64_t uses_ = 0;
 };
