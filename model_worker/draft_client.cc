@@ -53,22 +53,49 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
 
 DraftClient::~DraftClient() { EndGrowing(); }
 
-v1::DraftCall DraftClient::ToWire(const serving::DraftRequest& request) {
+// Lends the processors to draft_worker while a step waits.
+class DraftClient::Windows final : public serving::StepWindows {
+ public:
+  explicit Windows(DraftClient& client) : client_(client) {}
+  ~Windows() override { client_.EndGrowing(); }
+
+  bool Open(const std::atomic<bool>& /*arrived*/) override {
+    client_.baton_->Lend();
+    return true;
+  }
+  void Close() override { client_.baton_->TakeBack(); }
+
+ private:
+  DraftClient& client_;
+};
+
+policy::DraftOffer DraftClient::Follow(const serving::DraftTask& task, double plain_ms) {
+  const double pass_ms = pass_ms_ > 0 ? pass_ms_ : policy::GuessedDraftPassMs(plain_ms);
+  return {
+      .ready = ready(),
+      .grows_in_windows = baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_,
+      .goes_on = task.drafts.step.windows == policy::DraftSourceKind::kDraft,
+      .pass_ms = pass_ms_,
+      .catch_up_ms = CatchUpMs(task.call_id, task.session.tokens().size(), pass_ms)};
+}
+
+v1::DraftCall DraftClient::ToWire(const serving::DraftTask& task) {
+  const std::span<const int32_t> tokens = task.session.tokens();
   v1::DraftCall wire;
-  wire.set_call_id(request.call_id);
+  wire.set_call_id(task.call_id);
   wire.set_vocabulary(vocabulary_);
   const uint32_t known =
-      std::min(calls_[request.call_id].tokens, static_cast<uint32_t>(request.tokens.size()));
+      std::min(calls_[task.call_id].tokens, static_cast<uint32_t>(tokens.size()));
   wire.set_known_tokens(known);
-  for (const int32_t token : request.tokens.subspan(known)) wire.add_tokens(token);
-  *wire.mutable_sampling() = engine::ToWire(request.sampling);
-  wire.set_max_tokens(static_cast<uint32_t>(request.limits.max_nodes));
-  wire.set_max_depth(static_cast<uint32_t>(request.limits.max_depth));
-  wire.set_alpha(request.limits.alpha);
-  wire.set_token_ms(request.limits.token_ms);
-  wire.set_max_passes(static_cast<uint32_t>(request.limits.max_passes));
-  wire.set_branch_threshold(request.limits.branch_threshold);
-  wire.set_leaves_per_pass(static_cast<uint32_t>(request.limits.leaves_per_pass));
+  for (const int32_t token : tokens.subspan(known)) wire.add_tokens(token);
+  *wire.mutable_sampling() = engine::ToWire(task.session.sampling());
+  wire.set_max_tokens(static_cast<uint32_t>(task.limits.max_nodes));
+  wire.set_max_depth(static_cast<uint32_t>(task.limits.max_depth));
+  wire.set_alpha(task.limits.alpha);
+  wire.set_token_ms(task.limits.token_ms);
+  wire.set_max_passes(static_cast<uint32_t>(task.limits.max_passes));
+  wire.set_branch_threshold(task.limits.branch_threshold);
+  wire.set_leaves_per_pass(static_cast<uint32_t>(task.limits.leaves_per_pass));
   return wire;
 }
 
@@ -81,33 +108,31 @@ double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) c
   return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 
-serving::DraftResult DraftClient::Draft(std::span<serving::DraftJob> jobs) {
+serving::DraftResult DraftClient::Grow(std::span<const serving::DraftTask> tasks,
+                                       const serving::DraftTime& time) {
   serving::DraftResult result;
-  for (; jobs.size() > kMostTogether; jobs = jobs.subspan(kMostTogether)) {
-    const serving::DraftResult first = Draft(jobs.first(kMostTogether));
+  for (; tasks.size() > kMostTogether; tasks = tasks.subspan(kMostTogether)) {
+    const serving::DraftResult first = Grow(tasks.first(kMostTogether), time);
     result.came = result.came || first.came;
     result.caught_up_ms += first.caught_up_ms;
+    result.window_drafted += first.window_drafted;
   }
   v1::DraftRequest wire;
-  double patience_ms = 0;
-  for (const serving::DraftJob& job : jobs) {
-    *wire.add_calls() = ToWire(job.request);
-    patience_ms = std::max(patience_ms, job.request.patience_ms);
-  }
+  for (const serving::DraftTask& task : tasks) *wire.add_calls() = ToWire(task);
   v1::DraftResponse response;
   grpc::ClientContext context;
-  rpc::SetTimeout(&context, Patience(patience_ms));
+  rpc::SetTimeout(&context, Patience(time.patience_ms));
   const int64_t started = clock_.SteadyNanos();
   const grpc::Status status = stub_->Draft(&context, wire, &response);
   const double ms = Millis(clock_.SteadyNanos() - started);
   if (!status.ok()) {
-    for (const serving::DraftJob& job : jobs) {
-      calls_[job.request.call_id].ms += ms / static_cast<double>(jobs.size());
+    for (const serving::DraftTask& task : tasks) {
+      calls_[task.call_id].ms += ms / static_cast<double>(tasks.size());
     }
     OnFailure(status);
     return result;
   }
-  if (static_cast<size_t>(response.calls_size()) != jobs.size()) return result;
+  if (static_cast<size_t>(response.calls_size()) != tasks.size()) return result;
   uint32_t tokens = 0;
   double catch_up_ms = 0;
   for (const v1::CallDraft& call : response.calls()) {
@@ -117,8 +142,8 @@ serving::DraftResult DraftClient::Draft(std::span<serving::DraftJob> jobs) {
   catch_up_ms = std::clamp(catch_up_ms, 0.0, ms);
   result.caught_up_ms += catch_up_ms;
   OnDrafted(ms, response.calls(0).passes(), tokens, catch_up_ms);
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    result.came = Take(response.calls(static_cast<int>(i)), &jobs[i]) || result.came;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    result.came = Take(response.calls(static_cast<int>(i)), tasks[i], &result) || result.came;
   }
   return result;
 }
@@ -134,34 +159,39 @@ void DraftClient::LearnCatchUp(uint32_t tokens, double ms) {
   if (tokens >= policy::kTellingDraftTokens) Learn(ms / tokens, &token_ms_);
 }
 
-bool DraftClient::Take(const v1::CallDraft& response, serving::DraftJob* job) {
+bool DraftClient::Take(const v1::CallDraft& response, const serving::DraftTask& task,
+                       serving::DraftResult* result) {
   if (response.unknown()) {
-    calls_[job->request.call_id] = {};
+    calls_[task.call_id] = {};
     return false;
   }
-  calls_[job->request.call_id] = {.tokens = static_cast<uint32_t>(job->request.tokens.size())};
-  job->window = {.drafted = static_cast<int32_t>(response.window_drafted_tokens()),
-                 .kept = static_cast<int32_t>(response.window_kept_tokens())};
+  calls_[task.call_id] = {.tokens = static_cast<uint32_t>(task.session.tokens().size())};
+  const auto window_drafted = static_cast<int32_t>(response.window_drafted_tokens());
+  task.session.speculation().window_drafted += window_drafted;
+  task.session.speculation().window_kept += static_cast<int32_t>(response.window_kept_tokens());
+  result->window_drafted += window_drafted;
+  policy::DraftedCall& step = task.drafts.step;
+  policy::DraftTree tree;
   std::vector<int32_t> places;  // of the tokens, in the tree
   for (const v1::DraftedToken& token : response.tokens()) {
     const bool root = token.parent() < 0;
     if (!root && static_cast<size_t>(token.parent()) >= places.size()) return false;
-    const double probability = token.probability();
     const policy::DraftOrigin origin{policy::DraftSourceKind::kDraft,
-                                     policy::DraftConfidence::ProbabilityBin(probability)};
-    places.push_back(job->tree.Add(root ? -1 : places[static_cast<size_t>(token.parent())],
-                                   token.token(), job->confidence(origin, probability), origin));
+                                     policy::DraftConfidence::ProbabilityBin(token.probability())};
+    places.push_back(tree.Add(root ? -1 : places[static_cast<size_t>(token.parent())],
+                              token.token(), step.speculation.Confidence(origin), origin));
   }
+  step.tree.Merge(tree);
   return true;
 }
 
-// What has grown comes with the next draft.
-void DraftClient::BeginGrowing(std::span<const serving::DraftRequest> calls) {
+std::unique_ptr<serving::StepWindows> DraftClient::GrowMeanwhile(
+    std::span<const serving::DraftTask> tasks) {
   EndGrowing();
   growth_ = std::make_shared<Growth>();
   growth_->request.set_round(baton_->BeginRound());
-  for (const serving::DraftRequest& call : calls.first(std::min(calls.size(), kMostTogether))) {
-    *growth_->request.add_calls() = ToWire(call);
+  for (const serving::DraftTask& task : tasks.first(std::min(tasks.size(), kMostTogether))) {
+    *growth_->request.add_calls() = ToWire(task);
   }
   rpc::SetTimeout(&growth_->context, kLongestGrowth);
   stub_->async()->Grow(&growth_->context, &growth_->request, &growth_->response,
@@ -169,6 +199,7 @@ void DraftClient::BeginGrowing(std::span<const serving::DraftRequest> calls) {
                          growth->status = status;
                          growth->ended.Notify();
                        });
+  return std::make_unique<Windows>(*this);
 }
 
 void DraftClient::EndGrowing() {

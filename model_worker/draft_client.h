@@ -1,5 +1,5 @@
-// Asks draft_worker what it expects behind a call's tokens. Neighbours: draft_source.h is what the
-// core sees, draft_worker answers (draft_worker.proto). Where it is away, slow or of another
+// Asks draft_worker what it expects behind a call's tokens. Neighbours: drafter.h is what the core
+// sees, draft_worker answers (draft_worker.proto). Where it is away, slow or of another
 // vocabulary, there are no drafts for a while.
 #pragma once
 
@@ -12,13 +12,13 @@
 
 #include "base/clock.h"
 #include "base/compute_baton.h"
-#include "serving/speculation/draft_source.h"
+#include "serving/speculation/drafter.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
 
 namespace withy::model_worker {
 
-// For the engine thread, which Draft keeps waiting: for a few tokens' time at most.
-class DraftClient final : public serving::DraftSource {
+// For the engine thread, which Grow keeps waiting: for a few tokens' time at most.
+class DraftClient final : public serving::Drafter {
  public:
   // `address` of draft_worker; `vocabulary`: fingerprint of the target's tokenizer; `baton`: null
   // if nothing is to grow in windows.
@@ -26,20 +26,18 @@ class DraftClient final : public serving::DraftSource {
               std::optional<ComputeBaton> baton = std::nullopt);
   ~DraftClient() override;
 
-  bool ready() const override { return clock_.SteadyNanos() >= retry_ns_; }
-  double pass_ms() const override { return pass_ms_; }
-  double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const override;
-  serving::DraftResult Draft(std::span<serving::DraftJob> jobs) override;
-  bool grows_in_windows() const override {
-    return baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_;
-  }
-  void BeginGrowing(std::span<const serving::DraftRequest> calls) override;
-  void Lend() override { baton_->Lend(); }
-  void TakeBack() override { baton_->TakeBack(); }
-  void EndGrowing() override;
+  policy::DraftOffer Follow(const serving::DraftTask& task, double plain_ms) override;
+  // Nothing comes where the draft is late; what it has computed by then is there for the next
+  // request.
+  serving::DraftResult Grow(std::span<const serving::DraftTask> tasks,
+                            const serving::DraftTime& time) override;
+  // draft_worker computes while the windows are open, and what has grown comes with the next Grow.
+  std::unique_ptr<serving::StepWindows> GrowMeanwhile(
+      std::span<const serving::DraftTask> tasks) override;
   void Forget(uint64_t call_id) override { calls_.erase(call_id); }
 
  private:
+  class Windows;
   // Calls that draft_worker keeps the KV of (draft_worker.proto).
   static constexpr size_t kMostTogether = 8;
 
@@ -51,9 +49,13 @@ class DraftClient final : public serving::DraftSource {
   // A request that lasts as long as a step. Shared with gRPC's thread, which ends it.
   struct Growth;
 
-  v1::DraftCall ToWire(const serving::DraftRequest& request);
+  bool ready() const { return clock_.SteadyNanos() >= retry_ns_; }
+  double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const;
+  v1::DraftCall ToWire(const serving::DraftTask& task);
   // Adds what came for a call to its tree; false: nothing, or no tree.
-  bool Take(const v1::CallDraft& response, serving::DraftJob* job);
+  bool Take(const v1::CallDraft& response, const serving::DraftTask& task,
+            serving::DraftResult* result);
+  void EndGrowing();
   void OnDrafted(double ms, uint32_t passes, uint32_t tokens, double catch_up_ms);
   void LearnCatchUp(uint32_t tokens, double ms);
   void OnFailure(const grpc::Status& status);

@@ -388,6 +388,45 @@ inline constexpr uint64_t kLeastReadBytesThatTeach = 1 << 20;
 inline constexpr double kMostRecomputeSpeedUp = 2;
 inline constexpr double kMostRecomputeSlowdown = 4;
 
+// --- Drafts of a step (draft_plan.h)
+
+// Cumulative confidence at which a branch ends. Probability. Choice: a row is not worth less.
+// Tests: DraftPlanTest, SpeculatorTest.
+inline constexpr double kLeastDraftConfidence = 0.02;
+// Most tokens behind the answer's last one in a tree, and most nodes that a model adds before a
+// step. Tokens. Choice: bounds; trees of answers are smaller. Test: DraftPlanTest.
+inline constexpr int32_t kMostDraftDepth = 32;
+inline constexpr int32_t kMostModelNodes = 64;
+// Places that a look-up follows. Places. Unrecorded. Test: TokenLookupTest.
+inline constexpr int32_t kMostMatches = 3;
+// Guessed time of one draft_worker pass, until one was measured. Share of a plain pass. Choice:
+// drafts are that much smaller. Test: DraftPlanTest.
+inline constexpr double kGuessedPassShare = 0.2;
+// How long a step waits for draft_worker. Ratio to what its passes are expected to take. Choice.
+// Test: DraftPlanTest.
+inline constexpr double kDraftPatience = 1.5;
+// What computing the KV of a call's prompt may take at most before the draft model drafts, at once,
+// in slices (where it cannot be afforded at once), and in windows, which makes steps longer by half
+// of it at most. Shares of the time that the answer would have taken plainly so far. Choice: an
+// answer 20 times as long as the catch-up will probably outlast it; a long prompt with a short
+// answer is left alone. Test: DraftPlanTest.
+inline constexpr double kCatchUpShare = 0.25;
+inline constexpr double kSlicedCatchUpShare = 0.05;
+inline constexpr double kWindowCatchUpShare = 0.5;
+// GrowthLimits of trees that grow while a step waits for weights: more branches than before a step,
+// where each pass must pay, and more leaves in a pass. Probability; nodes; leaves. Unrecorded.
+// Test: SpeculatorWindowsTest.
+inline constexpr double kWindowBranch = 0.05;
+inline constexpr int32_t kMostWindowNodes = 96;
+inline constexpr int32_t kWindowLeaves = 4;
+// KV slots for the rows of steps and for what grows meanwhile. Tokens. Choice. Test:
+// SpeculatorWindowsTest.
+inline constexpr int32_t kWindowSlotsAhead = 64;
+// What a pass of so many rows costs where weights come from a disk and nothing was measured. Rows;
+// ratio to one row. Choice: rows are computed while the pass waits. Test: DraftPlanTest.
+inline constexpr int32_t kStreamedRows = 32;
+inline constexpr double kStreamedRowsCost = 1.3;
+
 // --- Power and heat (energy_ledger.h, thermal_limit.h)
 
 // Time constant of the board's mean power, apart for while calls run and while none does. Seconds.

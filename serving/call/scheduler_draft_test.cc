@@ -19,7 +19,7 @@ namespace withy::serving {
 namespace {
 
 // Chains and branches of what each call will answer, now and then wrong. Thread-safe.
-class KnowingDraft final : public DraftSource {
+class KnowingDraft final : public Drafter {
  public:
   explicit KnowingDraft(int32_t vocab) : vocab_(static_cast<uint32_t>(vocab)) {}
 
@@ -29,24 +29,29 @@ class KnowingDraft final : public DraftSource {
     prompts_.erase(call_id);
   }
 
-  bool ready() const override { return true; }
-  double pass_ms() const override { return 0.01; }
-  double CatchUpMs(uint64_t /*call_id*/, size_t /*tokens*/, double /*pass_ms*/) const override {
-    return 0;
+  policy::DraftOffer Follow(const DraftTask& /*task*/, double /*plain_ms*/) override {
+    return {.ready = true, .pass_ms = 0.01};
   }
-  void Forget(uint64_t /*call_id*/) override {}
-  DraftResult Draft(std::span<DraftJob> jobs) override {
+  DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& /*time*/) override {
     absl::MutexLock lock(&mutex_);
-    most_together_ = std::max(most_together_, jobs.size());
-    for (DraftJob& job : jobs) DraftOne(job.request, &job.tree);
+    most_together_ = std::max(most_together_, tasks.size());
+    for (const DraftTask& task : tasks) {
+      policy::DraftTree tree;
+      DraftOne(task, &tree);
+      task.drafts.step.tree.Merge(tree);
+    }
     return {.came = true};
   }
-  void DraftOne(const DraftRequest& request, policy::DraftTree* tree)
+  std::unique_ptr<StepWindows> GrowMeanwhile(std::span<const DraftTask> /*tasks*/) override {
+    return nullptr;
+  }
+  void Forget(uint64_t /*call_id*/) override {}
+  void DraftOne(const DraftTask& task, policy::DraftTree* tree)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const std::vector<int32_t>& answer = answers_[request.call_id];
-    const size_t length = request.tokens.size();
+    const std::vector<int32_t>& answer = answers_[task.call_id];
+    const size_t length = task.session.tokens().size();
     // The first draft comes behind the first token.
-    const size_t prompt = prompts_.emplace(request.call_id, length - 1).first->second;
+    const size_t prompt = prompts_.emplace(task.call_id, length - 1).first->second;
     constexpr policy::DraftOrigin kOrigin{policy::DraftSourceKind::kDraft, 3};
     int32_t parent = -1;
     const size_t depth = random_() % 6;

@@ -8,9 +8,10 @@
 #include "absl/time/time.h"
 #include "policy/call/pace.h"
 #include "policy/draft/tree_budget.h"
-#include "serving/speculation/draft_source.h"
 
 namespace withy::serving {
+
+class Drafter;
 
 struct SpeculationOptions {
   bool enabled = false;  // else every call decodes plainly
@@ -22,7 +23,7 @@ struct SpeculationOptions {
   int32_t max_tree_rows = 65;  // of a decode step of a call, 2..256
   // What passes of several rows take, as calibrated; empty: learnt alone.
   std::vector<policy::RowCost> row_costs = {};
-  DraftSource* draft = nullptr;  // null: there is none. Outlives the scheduler
+  Drafter* draft = nullptr;  // null: there is none. Outlives the scheduler
 };
 
 struct SchedulerOptions {

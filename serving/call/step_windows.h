@@ -1,5 +1,5 @@
-// What drafts do while one step waits for its streamed weights. Neighbours: speculator_windows.cc
-// opens them, step_runner.h tells them when the step waits. Source: LLMCad section 3.4.
+// What drafts do while one step waits for its streamed weights. Neighbours: drafter.h opens
+// them, step_runner.h tells them when the step waits. Source: LLMCad section 3.4.
 #pragma once
 
 #include <atomic>

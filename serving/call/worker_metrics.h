@@ -36,8 +36,10 @@ class WorkerMetrics {
   // The same while the step of the call waited for weights.
   void DraftedInWindow(uint64_t call_id, int32_t tokens, int64_t started_ns, int64_t ended_ns);
   void DraftedInWindow(uint64_t tokens) { window_drafted_.Add(tokens); }  // by draft_worker
-  void TokenDrafted(policy::DraftSourceKind source) { Of(drafted_, source).Add(); }
-  void TokenAccepted(policy::DraftSourceKind source) { Of(accepted_, source).Add(); }
+  void TokensVerified(policy::DraftSourceKind source, int32_t drafted, int32_t accepted) {
+    Of(drafted_, source).Add(static_cast<uint64_t>(drafted));
+    Of(accepted_, source).Add(static_cast<uint64_t>(accepted));
+  }
   // The call waited, and its lease opened.
   void Started(uint64_t call_id, int64_t arrived_ns, int64_t started_ns);
   void LeaseOpened(uint64_t call_id, int64_t started_ns, int64_t opened_ns);

@@ -17,7 +17,7 @@ namespace {
 using engine::FinishReason;
 using engine::Segment;
 
-using Drafter = std::function<std::vector<policy::DraftedToken>(std::span<const int32_t> tokens)>;
+using DraftFn = std::function<std::vector<policy::DraftedToken>(std::span<const int32_t> tokens)>;
 
 // Plays store and engine for one session after the other.
 class SessionRig {
@@ -50,7 +50,7 @@ class SessionRig {
 
   // Runs to the end in steps of `rows`, then keeps what is committed.
   CallOutcome Finish(Session& session, int32_t rows, int32_t stop_after = 1 << 20,
-                     const Drafter& draft = nullptr) {
+                     const DraftFn& draft = nullptr) {
     std::vector<engine::KvSlot> claimed;
     for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.slot);
     if (session.faulty_chunk()) claimed.resize(static_cast<size_t>(*session.faulty_chunk()));
@@ -432,7 +432,7 @@ class TinyRig : public SessionRig {
     CallOutcome outcome;
     int32_t steps = 0;
   };
-  Answer Run(CallRequest request, const Drafter& draft) {
+  Answer Run(CallRequest request, const DraftFn& draft) {
     request.context_id = "c";
     const std::unique_ptr<Session> session = Create(request);
     EXPECT_FALSE(session->faulty_chunk().has_value());

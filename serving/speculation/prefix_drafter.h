@@ -1,62 +1,52 @@
 // Drafts with the target's own lowest level: a draft model that takes no memory. Knows which calls
 // it can draft for and what its passes take. Neighbours: tree_grower.h computes, session_tree_kv.h
-// is where, speculator.h decides when.
+// is where.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/model/model.h"
 #include "policy/call/level_pace.h"
 #include "policy/draft/tree_budget.h"
+#include "serving/call/worker_metrics.h"
+#include "serving/speculation/drafter.h"
 #include "serving/speculation/tree_grower.h"
 
 namespace withy::serving {
 
 // For the engine thread. Everything passed in is borrowed.
-class PrefixDrafter {
+class PrefixDrafter final : public Drafter {
  public:
   // Levels above this share are too slow to draft, in per cent.
   static constexpr int32_t kMaxPercent = 40;
 
-  // `row_costs`: of the full model's passes. `passes` names those of the low level.
+  // `row_costs`: of the full model's passes. `pace`: of the lowest level.
   PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs,
-                engine::PassNumbers& passes, Clock& clock);
+                const policy::LevelPace& pace, Clock& clock, WorkerMetrics& metrics);
 
-  // Whether the model has a level that drafts for calls at level `level` (index).
-  bool CanDraftFor(int32_t level) const;
-  // Whether its passes need no weights that are streamed, while those of the full model do.
-  bool can_draft_in_windows() const { return can_draft_in_windows_; }
-  // What a pass of it takes, in milliseconds; `pace`: of its level.
-  double PassMs(const policy::LevelPace& pace, int32_t depth, int32_t rows) const {
-    return costs_.PlainMs(pace.TokenMs(depth)) * costs_.Ratio(rows);
-  }
-  // Grows the trees behind their sessions' tokens. Ends early once `*interrupt` is true, with what
-  // there is. Errors: of the engine or the sampler; the trees are what they are then.
-  absl::Status Grow(std::vector<TreeJob> jobs, const policy::LevelPace& pace,
-                    const std::atomic<bool>* interrupt);
-  // For slices; no longer than the calls' next step.
-  absl::StatusOr<std::unique_ptr<TreeGrower>> Begin(std::vector<TreeJob> jobs) {
-    return TreeGrower::Create({.model = model_,
-                               .passes = pass_numbers_,
-                               .clock = clock_,
-                               .logits = logits_,
-                               .source = policy::DraftSourceKind::kPrefix},
-                              std::move(jobs));
-  }
+  policy::DraftOffer Follow(const DraftTask& task, double plain_ms) override;
+  // An error of the engine ends it: without a draft the step decodes plainly, and says what is
+  // wrong with the model.
+  DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& time) override;
+  // Of a model whose other levels alone need weights that are streamed.
+  std::unique_ptr<StepWindows> GrowMeanwhile(std::span<const DraftTask> tasks) override;
+  void Forget(uint64_t /*call_id*/) override {}
 
  private:
+  bool CanDraftFor(const Session& session) const;
+  absl::StatusOr<std::unique_ptr<TreeGrower>> GrowerOf(std::span<const DraftTask> tasks);
+  absl::Status GrowAll(TreeGrower& grower, int32_t depth, const std::atomic<bool>* interrupt);
+
   engine::Model& model_;
-  engine::PassNumbers& pass_numbers_;
+  const policy::LevelPace& pace_;
   Clock& clock_;
-  const bool can_draft_in_windows_;
+  WorkerMetrics& metrics_;
+  const bool grows_in_windows_;
   policy::RowCosts costs_;  // of its passes
   std::vector<float> logits_;
 };

@@ -159,46 +159,55 @@ TEST(SpeculatorWindowTest, AStepBeginsWithWhatGrewBeyondTheLastOne) {
 
 // A draft model whose trees are one token long unless they grew, which they do while it is lent the
 // processors: what the model answers. Thread-safe by the scheduler's ways.
-class LentDraft final : public DraftSource {
+class LentDraft final : public Drafter {
  public:
   explicit LentDraft(std::vector<int32_t> answer) : answer_(std::move(answer)) {}
-  bool ready() const override { return true; }
-  double pass_ms() const override { return 0.01; }
-  double CatchUpMs(uint64_t /*call*/, size_t /*tokens*/, double /*pass_ms*/) const override {
-    return 0;
+  policy::DraftOffer Follow(const DraftTask& /*task*/, double /*plain_ms*/) override {
+    return {.ready = true, .grows_in_windows = true, .pass_ms = 0.01};
+  }
+  DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& /*time*/) override {
+    EXPECT_FALSE(growing_);
+    EXPECT_EQ(tasks.size(), 1u);
+    const DraftTask& task = tasks.front();
+    const size_t length = task.session.tokens().size();
+    if (prompt_ == 0) prompt_ = length - 1;
+    const int32_t grown = std::exchange(grown_, 0);
+    task.session.speculation().window_drafted += grown;
+    task.session.speculation().window_kept += grown;
+    int32_t parent = -1;
+    size_t at = length - prompt_;
+    for (int32_t more = grown + 1; more > 0 && at < answer_.size(); --more) {
+      parent = task.drafts.step.tree.Add(parent, answer_[at++], 0.9,
+                                         {policy::DraftSourceKind::kDraft, 3});
+    }
+    return {.came = true, .window_drafted = grown};
+  }
+  std::unique_ptr<StepWindows> GrowMeanwhile(std::span<const DraftTask> tasks) override {
+    EXPECT_FALSE(std::exchange(growing_, true));
+    EXPECT_EQ(tasks.size(), 1u);
+    return std::make_unique<Windows>(*this);
   }
   void Forget(uint64_t /*call_id*/) override {}
-  DraftResult Draft(std::span<DraftJob> jobs) override {
-    EXPECT_FALSE(growing_);
-    EXPECT_EQ(jobs.size(), 1u);
-    DraftJob& job = jobs[0];
-    if (prompt_ == 0) prompt_ = job.request.tokens.size() - 1;
-    job.window = {.drafted = std::exchange(grown_, 0)};
-    job.window.kept = job.window.drafted;
-    int32_t parent = -1;
-    size_t at = job.request.tokens.size() - prompt_;
-    for (int32_t more = job.window.drafted + 1; more > 0 && at < answer_.size(); --more) {
-      parent = job.tree.Add(parent, answer_[at++], 0.9, {policy::DraftSourceKind::kDraft, 3});
-    }
-    return {.came = true};
-  }
-  bool grows_in_windows() const override { return true; }
-  void BeginGrowing(std::span<const DraftRequest> calls) override {
-    EXPECT_FALSE(std::exchange(growing_, true));
-    EXPECT_EQ(calls.size(), 1u);
-  }
-  void Lend() override {
-    EXPECT_TRUE(growing_);
-    EXPECT_FALSE(std::exchange(lent_, true));
-    grown_ += 3;
-  }
-  void TakeBack() override { lent_ = false; }
-  void EndGrowing() override {
-    EXPECT_FALSE(lent_) << "a step ends after it has gone on";
-    EXPECT_TRUE(std::exchange(growing_, false));
-  }
 
  private:
+  class Windows final : public StepWindows {
+   public:
+    explicit Windows(LentDraft& draft) : draft_(draft) {}
+    ~Windows() override {
+      EXPECT_FALSE(draft_.lent_) << "a step ends after it has gone on";
+      EXPECT_TRUE(std::exchange(draft_.growing_, false));
+    }
+    bool Open(const std::atomic<bool>& /*arrived*/) override {
+      EXPECT_FALSE(std::exchange(draft_.lent_, true));
+      draft_.grown_ += 3;
+      return true;
+    }
+    void Close() override { draft_.lent_ = false; }
+
+   private:
+    LentDraft& draft_;
+  };
+
   const std::vector<int32_t> answer_;
   size_t prompt_ = 0;
   int32_t grown_ = 0;
