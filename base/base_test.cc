@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "base/bounded_queue.h"
+#include "base/charts/line_chart.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/fd_passing.h"
 #include "base/files.h"
 #include "base/ids.h"
 #include "base/keep_in_memory.h"
-#include "base/line_chart.h"
 #include "base/listen_address.h"
 #include "base/shared_memory.h"
 #include "base/thread_role.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "engine/cpu/kernels.h"
 

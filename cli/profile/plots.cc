@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "engine/gguf/reader.h"
 #include "engine/weights/levels.h"

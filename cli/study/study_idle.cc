@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/board.h"
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "cli/study/answer.h"
 #include "cli/study/study.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/bar_chart.h"
+#include "base/charts/bar_chart.h"
 #include "base/status.h"
 #include "cli/study/profiled_model.h"
 #include "cli/study/study.h"

@@ -3,8 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/bar_chart.h"
-#include "base/line_chart.h"
+#include "base/charts/bar_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "cli/study/answer.h"
 #include "cli/study/study.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "cli/output.h"
 #include "cli/study/answer.h"

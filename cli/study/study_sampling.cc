@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "base/ticks.h"

@@ -81,7 +81,6 @@ class CudaRun final : public ProgramRun {
   absl::Status ReserveBuffers();
   size_t PassDataBytes() const;
   void PutRows();
-  std::vector<std::vector<int32_t>> SeenChunks() const;
   absl::Status PutContexts();
   void PutTails();
   void PutTiles();

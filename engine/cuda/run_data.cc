@@ -19,6 +19,32 @@ constexpr int32_t kDensityChunksAtOnce = 64;
 
 int StripsOf(int outputs) { return (outputs + kStripOutputs - 1) / kStripOutputs; }
 
+// By context, chunks that rows see or write, ascending.
+std::vector<std::vector<int32_t>> SeenChunks(const RowPlan& plan, const Batch& batch,
+                                             int32_t layers) {
+  std::vector<std::vector<int32_t>> chunks(batch.contexts.size());
+  std::vector<int32_t> positions(batch.contexts.size(), -1);  // of the row that sees most
+  for (const PlannedRow& planned : plan.rows()) {
+    const engine::Row& row = *planned.row;
+    const auto context = static_cast<size_t>(row.context);
+    positions[context] = std::max(positions[context], row.position);
+    chunks[context].push_back(row.slot / kChunkTokens);
+    for (const int32_t slot : row.ancestor_slots) chunks[context].push_back(slot / kChunkTokens);
+  }
+  for (size_t context = 0; context < chunks.size(); ++context) {
+    std::vector<int32_t>& seen = chunks[context];
+    for (int32_t chunk = 0; chunk * kChunkTokens <= positions[context]; ++chunk) {
+      seen.push_back(chunk);
+    }
+    const auto exists = static_cast<int32_t>(batch.contexts[context].blocks.size()) / layers;
+    std::erase_if(seen, [exists](int32_t chunk) { return chunk >= exists; });
+    std::ranges::sort(seen);
+    const auto same = std::ranges::unique(seen);
+    seen.erase(same.begin(), same.end());
+  }
+  return chunks;
+}
+
 }  // namespace
 
 absl::Status CudaRun::Prepare() {
@@ -126,36 +152,10 @@ void CudaRun::PutRows() {
   logit_rows_ = pass_data_.Put(logit_rows);
 }
 
-// By context, chunks that rows see or write, ascending.
-std::vector<std::vector<int32_t>> CudaRun::SeenChunks() const {
-  std::vector<std::vector<int32_t>> chunks(batch_.contexts.size());
-  std::vector<int32_t> positions(batch_.contexts.size(), -1);  // of the row that sees most
-  for (const PlannedRow& planned : plan_->rows()) {
-    const engine::Row& row = *planned.row;
-    const auto context = static_cast<size_t>(row.context);
-    positions[context] = std::max(positions[context], row.position);
-    chunks[context].push_back(row.slot / kChunkTokens);
-    for (const int32_t slot : row.ancestor_slots) chunks[context].push_back(slot / kChunkTokens);
-  }
-  for (size_t context = 0; context < chunks.size(); ++context) {
-    std::vector<int32_t>& seen = chunks[context];
-    for (int32_t chunk = 0; chunk * kChunkTokens <= positions[context]; ++chunk) {
-      seen.push_back(chunk);
-    }
-    const auto exists =
-        static_cast<int32_t>(batch_.contexts[context].blocks.size()) / shape().layers;
-    std::erase_if(seen, [exists](int32_t chunk) { return chunk >= exists; });
-    std::ranges::sort(seen);
-    const auto same = std::ranges::unique(seen);
-    seen.erase(same.begin(), same.end());
-  }
-  return chunks;
-}
-
 // Last, because the lists grow with the contexts.
 absl::Status CudaRun::PutContexts() {
   KvMirror& mirror = executor_.kv_mirror();
-  const std::vector<std::vector<int32_t>> seen = SeenChunks();
+  const std::vector<std::vector<int32_t>> seen = SeenChunks(*plan_, batch_, shape().layers);
   size_t mirrored = 0;
   for (size_t i = 0; i < seen.size(); ++i) {
     if (mirror.Takes(batch_.contexts[i])) mirrored += seen[i].size();

@@ -27,7 +27,7 @@ constexpr int kMostMethodsOfCores = 25;
 // Folders that have more, with as many as they may have: they are to be split, and never grow.
 const std::map<std::string, int>& Fuller() {
   static const std::map<std::string, int> fuller = {
-      {"base", 78}, {"cli", 46}, {"engine/cpu", 49}, {"engine/model", 44}, {"engine/session", 50}};
+      {"base", 72}, {"cli", 46}, {"engine/cpu", 49}, {"engine/model", 44}, {"engine/session", 50}};
   return fuller;
 }
 
@@ -48,8 +48,6 @@ const Exceptions& LongerFunctions() {
 
 const Exceptions& LargerClasses() {
   static const Exceptions exceptions = {
-      {"context_store/store.h: Store", {86, "to be split"}},
-      {"context_store/lease/lease_table.h: LeaseTable", {71, "to be split"}},
       {"context_store/lease/lease_reactor.h: LeaseReactor", {29, "to be split"}},
       {"context_store/lease/idle_kv.h: IdleKv", {26, "to be split"}},
       {"context_store/arena/slot_pool.h: SlotPool", {38, "to be split"}},
@@ -57,7 +55,6 @@ const Exceptions& LargerClasses() {
       {"context_store/records/context_records.h: ContextRecords", {28, "to be split"}},
       {"serving/session/session.h: Session", {58, "to be split"}},
       {"serving/session/context_kv.h: ContextKv", {36, "to be split"}},
-      {"serving/speculation/speculator.h: Speculator", {36, "to be split"}},
       {"serving/call/call_lifecycle.h: CallLifecycle", {30, "to be split"}},
       {"engine/cuda/run.h: CudaRun", {48, "to be split"}},
       {"engine/jinja/interpreter.h: Interpreter",

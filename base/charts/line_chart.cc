@@ -1,4 +1,4 @@
-#include "base/line_chart.h"
+#include "base/charts/line_chart.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "base/charts/svg_page.h"
 #include "base/status.h"
-#include "base/svg_page.h"
 
 namespace withy {
 namespace {

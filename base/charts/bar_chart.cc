@@ -1,10 +1,10 @@
-#include "base/bar_chart.h"
+#include "base/charts/bar_chart.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_format.h"
-#include "base/svg_page.h"
+#include "base/charts/svg_page.h"
 
 namespace withy {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/svg_page.h"
+#include "base/charts/svg_page.h"
 
 #include <array>
 #include <cmath>

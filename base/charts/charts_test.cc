@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/bar_chart.h"
-#include "base/line_chart.h"
-#include "base/svg_page.h"
+#include "base/charts/bar_chart.h"
+#include "base/charts/line_chart.h"
+#include "base/charts/svg_page.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
