@@ -253,7 +253,8 @@ TEST_F(ProcessTest, ATimelineIsCapturedOneAtATime) {
   EXPECT_EQ(summary.dropped() + summary.lost(), 0u);
   proto::timeline::Trace trace;
   ASSERT_TRUE(trace.ParseFromString(bytes));
-  EXPECT_THAT(bytes, AllOf(HasSubstr("model_worker"), HasSubstr("prefill"), HasSubstr("call 5")));
+  EXPECT_THAT(bytes, AllOf(HasSubstr("model_worker"), HasSubstr("prefill"),
+                           HasSubstr("call 0000000000000005")));
 }
 
 TEST_F(ProcessTest, ACaptureOfTheWrongLengthIsRefused) {

@@ -39,8 +39,7 @@ std::vector<std::vector<int32_t>> SeenChunks(const RowPlan& plan, const Batch& b
     const auto exists = static_cast<int32_t>(batch.contexts[context].blocks.size()) / layers;
     std::erase_if(seen, [exists](int32_t chunk) { return chunk >= exists; });
     std::ranges::sort(seen);
-    const auto same = std::ranges::unique(seen);
-    seen.erase(same.begin(), same.end());
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
   }
   return chunks;
 }
