@@ -97,6 +97,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
 
   grpc::Status Attach(grpc::ServerContext* /*context*/, const v1::AttachRequest* request,
                       v1::AttachResponse* response) override {
+    absl::MutexLock lock(&mutex_);
     attach_ = *request;
     const size_t bytes = kChunks * geometry().ChunkBytes(engine::KvFormat::kQ8);
     auto memfd = CreateSealedMemfd("fake arena", bytes);
@@ -222,6 +223,7 @@ class FakeStoreServer final : private v1::ContextStore::Service {
       if (!peer.valid()) return;
       ArenaHello hello;
       EXPECT_EQ(::recv(peer.get(), &hello, sizeof(hello), 0), static_cast<ssize_t>(sizeof(hello)));
+      absl::MutexLock lock(&mutex_);
       EXPECT_EQ(hello.worker_instance, attach_.worker_instance());
       const ArenaOffer offer{
           .epoch = hello.epoch, .arena_bytes = arena_.size(), .block_bytes = attach_.block_bytes()};
