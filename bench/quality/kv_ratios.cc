@@ -9,6 +9,7 @@
 #include "base/charts/line_chart.h"
 #include "base/status.h"
 #include "bench/quality/printed_eq3.h"
+#include "bench/samples.h"
 #include "engine/cpu/kernels.h"
 
 namespace withy::bench {
