@@ -304,11 +304,12 @@ class StoreOnDiskTest : public StoreTest {
       const uint32_t tokens = chunk.chunk < full ? 16 : tail;
       std::string identity = std::string(4, static_cast<char>('a' + chunk.chunk)) + context;
       identity.resize(32);
-      outcome.chunks.push_back({.identity = std::move(identity),
-                                .tokens = tokens,
-                                .model_level_percent = 100,
-                                .density = 1,
-                                .density_rows = 1});
+      ChunkIdentity& filled = outcome.chunks.emplace_back();
+      filled.identity = std::move(identity);
+      filled.tokens = tokens;
+      filled.model_level_percent = 100;
+      filled.density = 1;
+      filled.density_rows = 1;
     }
     ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
     store_->idle().AwaitTidy();
