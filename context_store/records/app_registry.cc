@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 

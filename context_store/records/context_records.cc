@@ -5,15 +5,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/strings.h"
 
 namespace withy::context_store {
 namespace {
-
-constexpr uint32_t kDefaultPage = 100;
-constexpr uint32_t kMaxPage = 1000;
 
 absl::Status NoContext(std::string_view context_id) {
   return absl::NotFoundError(absl::StrCat("no context ", PrintableKey(context_id)));
@@ -204,7 +202,7 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
 absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, NewContext context,
                                                       const absl::Status& room) {
   WITHY_RETURN_IF_ERROR(CheckSize("title", context.title.size(), kMaxTitleBytes));
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxRequestIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxIdBytes));
   WITHY_RETURN_IF_ERROR(CheckSegments(context.segments));
   WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made, BeginCreate(app_id, context, room));
   if (made) return *std::move(made);
@@ -296,11 +294,11 @@ absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
 
 absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32_t page_size,
                                                  std::string_view page_token) const {
-  if (page_size > kMaxPage) {
+  if (page_size > kMaxPageSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPage));
+        absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPageSize));
   }
-  if (page_size == 0) page_size = kDefaultPage;
+  if (page_size == 0) page_size = kDefaultPageSize;
   Order after(INT64_MIN, INT64_MIN, "");
   if (!page_token.empty()) {
     WITHY_ASSIGN_OR_RETURN(after, ParsePageToken(page_token));
@@ -430,7 +428,7 @@ absl::Status ContextRecords::DeleteResultsOf(std::string_view app_id) {
 absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
                                                        std::string_view request_id,
                                                        std::string_view digest) const {
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxRequestIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxIdBytes));
   WITHY_ASSIGN_OR_RETURN(std::optional<std::string> result,
                          results_.Find(app_id, request_id, digest));
   if (result) return *std::move(result);
