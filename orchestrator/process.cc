@@ -18,6 +18,7 @@
 #include "orchestrator/service.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
@@ -102,6 +103,7 @@ class Orchestrator final : public rpc::Process {
 absl::StatusOr<std::unique_ptr<rpc::Process>> StartOrchestrator(const v1::Config& config) {
   WITHY_ASSIGN_OR_RETURN(auto recorder,
                          telemetry::Recorder::Open(config.run_dir() + "/rings", "orchestrator"));
+  telemetry::RecordBuild(*recorder);
   auto orchestrator = std::make_unique<Orchestrator>(config, std::move(recorder));
   WITHY_RETURN_IF_ERROR(orchestrator->Serve(config));
   return orchestrator;
