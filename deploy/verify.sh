@@ -42,7 +42,7 @@ check_programs /opt/withy
 install_to /usr
 check_programs /usr
 
-for file in bin/withyctl lib/sysusers.d/withy.conf share/withy/models/withy-pocket-q8_0.gguf \
+for file in bin/withyctl lib/sysusers.d/withy.conf lib/tmpfiles.d/withy.conf share/withy/models/withy-pocket-q8_0.gguf \
   share/withy/proto/withy/v1/config.proto share/withy/proto/withy/v1/calibration.proto \
   share/withy/proto/withy/v1/llm_service.proto share/withy/proto/withy/v1/types.proto \
   share/withy/examples/cpp/generate.cc share/withy/examples/python/generate.py \
