@@ -98,7 +98,7 @@ done
 
 # The exposure of each service as systemd-analyze rates it, from 0 (none) to 10.
 for service in "$units"/*.service; do
-  exposure "$(basename "$service")" 25
+  exposure "$(basename "$service")" 15
 done
 
 # The same with the example drop-in for GPU boards: systemd accepts it, and it loosens only what it names.

@@ -227,7 +227,7 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
                                             "; continues by itself when there is some");
     if (std::exchange(told, reason) != reason) spdlog::error("{}", reason);
     sd_notifyf(0, "STATUS=%s", reason.c_str());
-    WaitForChange(name, config, reason, pause, kLongest);
+    WaitForChange(name, config, reason, pause, kLongest, /*for_room=*/true);
     pause = std::min(pause * 2, kLongestPause);
   }
 }
@@ -321,7 +321,8 @@ void WaitToStart(const sigset_t& signals, std::string_view name, const v1::Confi
   sd_notifyf(0, "STATUS=%s", reason.c_str());
   const Watch watch(signals, absl::Seconds(1),
                     [timeout = StartTimeoutExtender()]() mutable { timeout.Extend(); });
-  WaitForChange(name, config, reason, std::min(pause, absl::Seconds(2)), pause);
+  WaitForChange(name, config, reason, std::min(pause, absl::Seconds(2)), pause,
+                /*for_room=*/false);
 }
 
 std::string Again(const std::string& what, const StartTries& tries, absl::Duration pause) {
@@ -382,6 +383,8 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   if (tries != nullptr) WaitAfterCrashes(signals, name, *config, *tries);
   absl::StatusOr<std::unique_ptr<Process>> process = Start(signals, name, *config, create);
   if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
+  if (!wrong.ok())
+    sd_notifyf(0, "STATUS=ready, but not as configured: %s", wrong.ToString().c_str());
   int signal = WaitForSignal(signals, process->get(), tries);
   while (signal == 0) {
     Stop(*std::move(process), absl::ZeroDuration(), kFailed);

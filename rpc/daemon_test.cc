@@ -178,7 +178,7 @@ TEST_F(DaemonTest, AWaitEndsWhenWhatItWaitsForIsThere) {
     });
     const absl::Time began = absl::Now();
     WaitForChange("model_worker", config, "the model is missing", absl::ZeroDuration(),
-                  absl::Minutes(10));
+                  absl::Minutes(10), /*for_room=*/false);
     comes.join();
     std::exit(absl::Now() - began < absl::Minutes(5) ? 0 : 1);
   };

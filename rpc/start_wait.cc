@@ -98,21 +98,20 @@ ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
 }
 
 void WaitForChange(std::string_view name, const v1::Config& config, const std::string& reason,
-                   absl::Duration least, absl::Duration pause) {
+                   absl::Duration least, absl::Duration pause, bool for_room) {
   std::vector<std::string> addresses = TcpAddressesOf(name, config);
   std::erase_if(addresses,
                 [](const std::string& address) { return ListenTcp(address, "", "").ok(); });
   const std::string others = OthersOf(config, addresses);
   const auto stand_in = StartStandIn(name, config, reason);
   if (!stand_in.ok()) spdlog::warn("{}", stand_in.status().ToString());
-  const std::string room = RoomOf(config);
+  const std::string room = for_room ? RoomOf(config) : "";
   const absl::Time began = absl::Now();
   while (true) {
     const absl::Duration passed = absl::Now() - began;
     if (passed >= pause) return;
-    if (passed >= least && (RoomOf(config) != room || OthersOf(config, addresses) != others)) {
-      return;
-    }
+    const bool room_changed = for_room && RoomOf(config) != room;
+    if (passed >= least && (room_changed || OthersOf(config, addresses) != others)) return;
     absl::SleepFor(std::min(kLook, pause - passed));
   }
 }

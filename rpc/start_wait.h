@@ -17,10 +17,11 @@ namespace withy::rpc {
 // Options of the future server of process `name`, as far as clients can see them.
 ServerOptions ServerOf(std::string_view name, const v1::Config& config);
 
-// Waits for `pause`, or until something has changed that may let a start succeed (room in the
-// directories, a file that the configuration names, an address that can be listened on), but for
-// `least`. Meanwhile clients get UNAVAILABLE with `reason`, as far as the sockets can be had.
+// Waits for `pause`, or until something has changed that may let a start succeed (a file that the
+// configuration names, an address that can be listened on; if `for_room`, the room in the
+// directories, which changes often), but for `least`. Meanwhile clients get UNAVAILABLE with
+// `reason`, as far as the sockets can be had.
 void WaitForChange(std::string_view name, const v1::Config& config, const std::string& reason,
-                   absl::Duration least, absl::Duration pause);
+                   absl::Duration least, absl::Duration pause, bool for_room);
 
 }  // namespace withy::rpc
