@@ -9,6 +9,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "rpc/error_reason.h"
 
 namespace withy::context_store {
 namespace {
@@ -188,9 +189,11 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
     }
   }
   if (app.contexts.size() + app.creations >= limits_.contexts_per_app) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
-                     limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
+            limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some")),
+        "QUOTA_REACHED");
   }
   WITHY_RETURN_IF_ERROR(CheckBytes(app_id));
   WITHY_RETURN_IF_ERROR(room);
@@ -355,10 +358,11 @@ uint64_t ContextRecords::CountBytes(std::string_view app_id) const {
 absl::Status ContextRecords::CheckBytes(std::string_view app_id) const {
   const uint64_t bytes = CountBytes(app_id);
   if (bytes < limits_.bytes_per_app) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the app's conversations and results have ", bytes, " bytes; the limit is ",
-                   limits_.bytes_per_app,
-                   " (store.bytes_per_app): delete contexts, or wait until results expire"));
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                        "the app's conversations and results have ", bytes, " bytes; the limit is ",
+                        limits_.bytes_per_app,
+                        " (store.bytes_per_app): delete contexts, or wait until results expire")),
+                    "QUOTA_REACHED");
 }
 
 absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
@@ -369,9 +373,11 @@ absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
   if (entry == contexts_.end()) return absl::OkStatus();
   const uint64_t tokens = entry->second.record.total_tokens;
   if (tokens < limits_.tokens_per_context) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "context ", ToAbsl(context_id), " has ", tokens, " tokens; the limit is ",
-      limits_.tokens_per_context, " (store.tokens_per_context): go on in a new context"));
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "context ", ToAbsl(context_id), " has ", tokens, " tokens; the limit is ",
+          limits_.tokens_per_context, " (store.tokens_per_context): go on in a new context")),
+      "QUOTA_REACHED");
 }
 
 size_t ContextRecords::size() const {
