@@ -59,7 +59,7 @@ bool StepRunner::Step() {
     return !StandsStill();
   }
   const std::unique_ptr<StepBatch> batch = std::move(under_way_);
-  if (!batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, logits_));
+  Continue(tokens_.HandOut(*batch, logits_));
   return true;
 }
 
@@ -67,7 +67,7 @@ bool StepRunner::Step() {
 bool StepRunner::StandsStill() {
   if (under_way_ == nullptr || !under_way_->WaitsForKv()) return false;
   for (const StepBatch::Part& part : under_way_->parts) {
-    if (part.call->kv_wait_since_ns == 0) part.call->kv_wait_since_ns = clock_.SteadyNanos();
+    part.call->session->load().BeginWait(clock_.SteadyNanos());
   }
   return true;
 }
@@ -78,7 +78,7 @@ void StepRunner::EndKvWait(StepBatch& batch) {
   const int64_t now = clock_.SteadyNanos();
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
-    const int64_t since = std::exchange(call.kv_wait_since_ns, 0);
+    const int64_t since = call.session->load().EndWait();
     if (since == 0) continue;
     call.times.load += now - since;
     call.phase_since_ns += now - since;
@@ -103,7 +103,7 @@ bool StepRunner::Preempt() {
     batch = PlanBatch();
     computed = !batch->plan.empty() && compute();
   }
-  if (computed && !batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, preempting_logits_));
+  if (computed) Continue(tokens_.HandOut(*batch, preempting_logits_));
   FlushThoseWhoWait(*under_way_);
   return true;
 }

@@ -113,33 +113,28 @@ engine::ContextView Session::DraftView() {
 }
 
 int32_t Session::ready_rows() const {
-  if (has_lost_chunks()) return 0;
-  int32_t ready = std::min(pending_rows(), kv_.CountMissing(computed_, kv_.slots()));
-  if (arriving() && computed_ < kv_.first_loading()) {
-    return std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));
-  }
-  return held_by_load() ? 0 : ready;
+  if (held_by_load()) return 0;
+  const bool stops = kv_.load().reading() && !waits_for_kv();
+  const int32_t end = stops ? kv_.first_reading() : kv_.slots();
+  return std::min(pending_rows(), kv_.CountMissing(computed_, end));
 }
 
-std::optional<Session::More> Session::NextTakeOver(int32_t ahead) {
-  if (take_over_ != TakeOverState::kMayAsk || !arriving() || may_begin_to_wait() ||
-      lost_from_ != KvArrival::kNone) {
-    return std::nullopt;
-  }
-  const int32_t left = kv_.CountMissing(computed_, kv_.first_loading());
+std::optional<Session::More> Session::NextYield(int32_t ahead, int64_t now_ns) {
+  if (!kv_.load().MayAsk(now_ns)) return std::nullopt;
+  const int32_t left = kv_.CountMissing(computed_, kv_.first_reading());
   if (left > ahead / 2) return std::nullopt;
-  take_over_ = TakeOverState::kAsked;
-  return More{.computed_before = std::min(computed_, kv_.first_loading()) / engine::kChunkTokens,
-              .chunks = (ahead - left) / engine::kChunkTokens};
+  const More more{
+      .computed_before = std::min(computed_, kv_.first_reading()) / engine::kChunkTokens,
+      .chunks = (ahead - left) / engine::kChunkTokens};
+  kv_.load().OnAsked(static_cast<uint32_t>(more.computed_before));
+  return more;
 }
 
-absl::Status Session::TakeOver(std::span<const ChunkSlot> chunks) {
-  take_over_ = chunks.empty() ? TakeOverState::kRefused : TakeOverState::kMayAsk;
-  if (chunks.empty()) return absl::OkStatus();
-  ++revisions_;
+absl::Status Session::OnLoad(const LoadEvent& event, int64_t now_ns) {
   const int32_t before = pending_rows();
-  WITHY_RETURN_IF_ERROR(kv_.TakeOver(chunks));
-  const int32_t first = chunks.front().chunk * engine::kChunkTokens;
+  WITHY_RETURN_IF_ERROR(kv_.Apply(event, now_ns));
+  if (event.slots.empty()) return absl::OkStatus();
+  const int32_t first = event.slots.front().chunk * engine::kChunkTokens;
   if (first < kv_.reused_tokens()) computed_ = kv_.SkipPresent(std::min(computed_, first));
   CountMore(pending_rows() - before);
   return absl::OkStatus();
@@ -147,17 +142,12 @@ absl::Status Session::TakeOver(std::span<const ChunkSlot> chunks) {
 
 engine::ContextView Session::View() {
   engine::ContextView view = kv_.View();
-  if (waits_for_kv()) view.layers_ready = &opened_.arrival->layers_ready();
+  if (waits_for_kv()) view.layers_ready = &kv_.layers_ready();
   return view;
 }
 
-void Session::GiveUpLost() {
-  lost_from_ = LostChunk();
-  GiveUpFrom(lost_from_);
-}
-
-void Session::GiveUpFrom(int32_t chunk) {
-  kv_.Truncate(chunk);
+void Session::GiveUp(uint32_t chunk) {
+  kv_.Truncate(static_cast<int32_t>(chunk));
   const int32_t before = pending_rows();
   computed_ = kv_.SkipPresent(std::min(computed_, kv_.reused_tokens()));
   CountMore(pending_rows() - before);

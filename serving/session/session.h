@@ -94,33 +94,26 @@ class Session {
   // The first token without KV: where the next row is computed. Chunks behind it may be there.
   int32_t computed() const { return computed_; }
   // Pending rows that the next step may compute: those that have slots and do not attend to blocks
-  // still being read. None before lost chunks are given up.
+  // still being read.
   int32_t ready_rows() const;
   // Whether the next rows attend to blocks that are still being read: their pass waits for them.
-  bool waits_for_kv() const { return arriving() && computed_ >= kv_.first_loading(); }
+  bool waits_for_kv() const { return layers_for_next() != policy::KvLoad::kAllLayers; }
   // Whether the next rows are not ready because nothing of those blocks has arrived.
-  bool held_by_load() const { return waits_for_kv() && !may_begin_to_wait(); }
+  bool held_by_load() const { return layers_for_next() == 0; }
+  const policy::KvLoad& load() const { return kv_.load(); }
+  policy::KvLoad& load() { return kv_.load(); }
   // Chunks that are being read and could be computed instead, when the worker would soon have
-  // nothing to compute. The caller asks the store and calls TakeOver with its answer.
+  // nothing to compute. The caller asks the store, and calls OnLoad with its answer.
   struct More {
-    int32_t computed_before = 0;  // chunks left to the worker below this one are computed
+    int32_t computed_before = 0;  // chunks to compute below this one are computed
     int32_t chunks = 0;
   };
-  std::optional<More> NextTakeOver(int32_t ahead);
-  // These are to be computed. Not while a step of this call is under way. Errors: as
-  // ContextKv::TakeOver.
-  absl::Status TakeOver(std::span<const ChunkSlot> chunks);
-  // The store had nothing; it may have by now.
-  void MayTakeOverAgain() {
-    if (take_over_ == TakeOverState::kRefused) take_over_ = TakeOverState::kMayAsk;
-  }
-  // Whether chunks of the context cannot be read. GiveUpLost must follow; no step of this call may
-  // be under way.
-  bool has_lost_chunks() const { return LostChunk() < lost_from_; }
-  // From the first lost chunk on, all tokens are computed.
-  void GiveUpLost();
-  // The same from the first chunk on that is still being read: its disk takes too long.
-  void GiveUpLoading() { GiveUpFrom(kv_.first_loading() / engine::kChunkTokens); }
+  std::optional<More> NextYield(int32_t ahead, int64_t now_ns);
+  // As ContextKv::Apply. GiveUp must follow at once if a chunk is lost.
+  absl::Status OnLoad(const LoadEvent& event, int64_t now_ns);
+  // The tokens from this chunk on are computed, whatever the store reads. Not while a step of this
+  // call is under way.
+  void GiveUp(uint32_t chunk);
   bool decoding() const { return answer_begun_; }
   // Sets the tokens that are computed beside the answer's last one in the next decode step.
   // TakeLogits follows them as long as the sampled token is among them, so that one step may give
@@ -199,23 +192,12 @@ class Session {
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened, int32_t window,
           engine::Sampler sampler);
 
-  enum class TakeOverState : uint8_t { kMayAsk, kAsked, kRefused };
-  void GiveUpFrom(int32_t chunk);
+  // In which the next row may attend.
+  uint32_t layers_for_next() const {
+    return kv_.load().LayersFor(static_cast<uint32_t>(computed_ / engine::kChunkTokens));
+  }
   void CountReused();
   void CountMore(int32_t rows);
-  // The first layer has come, and with it the last revision, which has been taken over.
-  bool may_begin_to_wait() const {
-    return opened_.arrival->layers_ready() > 0 && opened_.arrival->revisions() == revisions_;
-  }
-  // Layers first: revisions come before the first of them.
-  bool arriving() const {
-    return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
-           (opened_.arrival->layers_ready() < env_.model.kv.layers ||
-            opened_.arrival->revisions() != revisions_);
-  }
-  int32_t LostChunk() const {
-    return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
-  }
   // Of drafted row `row`, while its step is computed and its logits are taken.
   std::span<float> DensityOfRow(int32_t row) {
     const auto chunks = tree_density_.size() / static_cast<size_t>(drafted_rows_);
@@ -243,10 +225,7 @@ class Session {
   std::vector<int32_t> ids_;        // prompt, then the answer
   int32_t prompt_end_ = 0;          // ids_ up to here are the prompt
   bool begins_in_thought_ = false;  // the answer
-  int32_t computed_ = 0;  // ids_ up to here have KV, or will have it when it has been read
-  int32_t lost_from_ = KvArrival::kNone;  // first lost chunk that was given up
-  TakeOverState take_over_ = TakeOverState::kMayAsk;
-  int32_t revisions_ = 0;   // that were taken over
+  int32_t computed_ = 0;    // ids_ up to here have KV, or will have it when it has been read
   policy::TokenTree tree_;  // of the next decode step
   // Attention that its drafted rows give to chunks, [row, chunk]: it counts once they are accepted.
   std::vector<float> tree_density_;
