@@ -200,7 +200,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
   call->session->ClaimRefused();
   // It asks again when it has used what it has.
   if (call->session->ready_rows() > 0 && !call->request.rebuild) return;
-  if (!call->session->has_answer()) {
+  if (call->session->answer().tokens() == 0) {
     return Fail(*call, absl::ResourceExhaustedError(
                            absl::StrCat("the KV arena is full (", refused,
                                         "): retry later, or raise store.arena_bytes")));
@@ -213,7 +213,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
 // A call that has ended is committed, another one claims the blocks of its next rows.
 void CallLifecycle::OnComputed(Call& call) {
   const bool rebuilt = call.request.rebuild && call.session->pending_rows() == 0;
-  if (!call.session->finished() && !rebuilt) return leases_.ClaimAhead(call);
+  if (!call.session->answer().finished() && !rebuilt) return leases_.ClaimAhead(call);
   call.unanswered = call.unanswered || rebuilt;
   Commit(call);
 }
@@ -239,7 +239,7 @@ void CallLifecycle::Stop(Ticket ticket, const absl::Status& why) {
     return runner_.Defer([this, ticket, why] { Stop(ticket, why); });
   }
   const bool running = call->phase == CallPhase::kRunning;
-  if (running && call->session->has_answer()) {
+  if (running && call->session->answer().tokens() > 0) {
     call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
     call->broken_off = !why.ok();
     call->ended = why;

@@ -288,7 +288,7 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
 void StepRunner::Continue(std::span<Call* const> calls) {
   std::vector<Call*> decoding;
   for (Call* call : calls) {
-    if (!call->session->decoding() || call->session->finished()) continue;
+    if (!call->session->decoding() || call->session->answer().finished()) continue;
     if (const std::optional<size_t> level = LevelOf(model_.info(), *call)) {
       LowerLevel(*call, *level, call->pacer.Choose(levels_, *level, call->session->computed()));
     }
@@ -301,7 +301,7 @@ void StepRunner::Continue(std::span<Call* const> calls) {
 void StepRunner::DraftNext(std::span<Call* const> calls) {
   BesideCalls beside{.quiet = under_way_ == nullptr, .interrupt = inbox_.interrupt()};
   for (const auto& [ticket, other] : calls_) {
-    if (other->phase != CallPhase::kRunning || other->session->finished()) continue;
+    if (other->phase != CallPhase::kRunning || other->session->answer().finished()) continue;
     if (std::find(calls.begin(), calls.end(), other.get()) != calls.end()) continue;
     if (other->session->decoding()) ++beside.other_rows;
     beside.quiet = false;

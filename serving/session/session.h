@@ -14,12 +14,12 @@
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
 #include "engine/sampling/sampler.h"
-#include "engine/session/answer_stream.h"
 #include "engine/session/conversation.h"
 #include "engine/session/solo_answer.h"
 #include "policy/constants.h"
 #include "policy/draft/token_tree.h"
 #include "serving/call/call.h"
+#include "serving/session/call_answer.h"
 #include "serving/session/chunk_identity.h"
 #include "serving/session/context_kv.h"
 #include "serving/session/lease.h"
@@ -136,7 +136,6 @@ class Session {
   int32_t end_draft_slots() const { return kv_.slots(); }
   // View for such rows, whose attention does not count.
   engine::ContextView DraftView();
-  const engine::SamplingParams& sampling() const { return sampler_.params(); }
   SpeculationStats& speculation() { return speculation_; }
   // Appends the next `count` (<= ready_rows()) rows as rows of `context`. Returns how many of them
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
@@ -169,14 +168,11 @@ class Session {
   // --- the answer
   // Picks the next tokens, at least one, from the logits of the step that Advance ended: [rows that
   // want logits, vocab], in the order of AppendRows. Each token that was drafted keeps its KV, and
-  // the logits behind it give the next one. Errors: as Sampler::Pick.
+  // the logits behind it give the next one. Errors: as CallAnswer::Pick.
   absl::StatusOr<std::vector<engine::AnswerDelta>> TakeLogits(std::span<const float> logits);
-  // Ends the answer for a reason from outside; returns what was held back.
-  engine::AnswerDelta Finish(engine::FinishReason reason);
-  bool finished() const { return answer_.finished(); }
-  // Tokens of the answer so far.
-  int32_t answered_tokens() const { return static_cast<int32_t>(tokens_.size()); }
-  bool has_answer() const { return !tokens_.empty(); }
+  // As CallAnswer::Finish.
+  engine::AnswerDelta Finish(engine::FinishReason reason) { return answer_.Finish(reason); }
+  const CallAnswer& answer() const { return answer_; }
 
   // What the call leaves in the store. Writes the headers of the blocks that it wrote. `unix_s`:
   // the present time.
@@ -203,10 +199,7 @@ class Session {
     const auto chunks = tree_density_.size() / static_cast<size_t>(drafted_rows_);
     return std::span(tree_density_).subspan(static_cast<size_t>(row - 1) * chunks, chunks);
   }
-  absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
-  void RecordPick(const engine::PickTimes& times) const;
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
-  engine::AnswerParts AnswerInParts() const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
   std::vector<ChunkName> NameAndStamp(int32_t tokens);
 
@@ -217,16 +210,12 @@ class Session {
   const int32_t first_level_;  // index of the model's level, when the call began
   int32_t level_;              // likewise, now
   LevelHistory levels_;
-  std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
-  engine::Sampler sampler_;
-  engine::AnswerTools tools_;
-  engine::AnswerStream answer_;
+  CallAnswer answer_;
 
-  std::vector<int32_t> ids_;        // prompt, then the answer
-  int32_t prompt_end_ = 0;          // ids_ up to here are the prompt
-  bool begins_in_thought_ = false;  // the answer
-  int32_t computed_ = 0;    // ids_ up to here have KV, or will have it when it has been read
-  policy::TokenTree tree_;  // of the next decode step
+  std::vector<int32_t> ids_;  // prompt, then the answer
+  int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
+  int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
+  policy::TokenTree tree_;    // of the next decode step
   // Attention that its drafted rows give to chunks, [row, chunk]: it counts once they are accepted.
   std::vector<float> tree_density_;
   int32_t drafted_rows_ = 0;  // that it has room for
@@ -235,7 +224,6 @@ class Session {
   bool answer_begun_ = false;
   ContextKv kv_;
   CallUsage usage_;
-  std::vector<engine::Sample> tokens_;
 };
 
 }  // namespace withy::serving
