@@ -469,7 +469,7 @@ TEST_F(StoreOnDiskTest, TheFrontOfAContextIsLeftToTheWorkerWhereReadingIsSlow) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_EQ(loaded->resident.size(), 40u);
   for (size_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(loaded->resident[i].state == ResidentChunk::State::kRecompute, i < 2) << i;
+    EXPECT_EQ(loaded->resident[i].state == ResidentChunk::State::kToCompute, i < 2) << i;
   }
   ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
   for (size_t i = 2; i < 40; ++i) EXPECT_EQ(BytesOf(loaded->resident[i]), before[i]);

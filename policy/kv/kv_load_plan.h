@@ -1,6 +1,6 @@
 // Which missing chunks of a context are read from disk and which are recomputed from the text while
-// the disk is busy, and how that is revised while it happens. Pure. Neighbours: kv_place.h has the
-// actions; the worker and context_store carry the two sides out.
+// the disk is busy, as planned before it begins. Pure. Neighbours: kv_load_progress.h goes on from
+// there; the worker and context_store carry the two sides out.
 //
 // Both sides run at the same time, so loading takes max(T_re, T_IO), eq. 4. Let a chunk take c ms
 // to recompute and r ms to read. The best plan recomputes the chunks with the largest r / c and
