@@ -401,7 +401,6 @@ void Fill(Filler& filler, proto::Config* config) {
   WITHY_FILL("store", store, kv_daily_write_bytes, uint64_t{32} << 30, uint64_t{16} << 20,
              uint64_t{1} << 50);
   WITHY_FILL("store", store, memory_pressure_percent, 10, 1, 100);
-  if (store->kv_strategy().empty()) store->set_kv_strategy("withy");
   WITHY_CHECK("store", store, kv_disk_bytes_per_second, uint64_t{1} << 20, uint64_t{1} << 40);
 
   proto::ProfilerConfig* profiler = config->mutable_profiler();

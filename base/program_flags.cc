@@ -40,6 +40,21 @@ void ParseProgramFlags(std::string_view usage, int argc, char** argv) {
   std::exit(2);
 }
 
+int RunProgram(std::string_view usage, int argc, char** argv,
+               const std::function<absl::Status()>& run, const std::function<bool()>& complete) {
+  ParseProgramFlags(usage, argc, argv);
+  std::string_view name = argv[0];
+  name.remove_prefix(name.rfind('/') + 1);
+  const auto fail = [name](std::string_view why, int code) {
+    std::fprintf(stderr, "%.*s: %.*s\n", static_cast<int>(name.size()), name.data(),
+                 static_cast<int>(why.size()), why.data());
+    return code;
+  };
+  if (complete != nullptr && !complete()) return fail(usage, 2);
+  const absl::Status status = run();
+  return status.ok() ? 0 : fail(status.ToString(), 1);
+}
+
 absl::Status CheckFlag(std::string_view flag, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -14,6 +15,13 @@ namespace withy {
 // exits. `usage` says what the program does and which flags it requires. Call it once, first in
 // main.
 void ParseProgramFlags(std::string_view usage, int argc, char** argv);
+
+// A whole main: parses the flags and runs the program. Returns the exit status: 1 with the reason
+// on stderr if `run` fails, 2 with the usage where a required flag is missing. `complete`: whether
+// all are there; null: none is required.
+int RunProgram(std::string_view usage, int argc, char** argv,
+               const std::function<absl::Status()>& run,
+               const std::function<bool()>& complete = nullptr);
 
 // Checks that a flag's value is in [low, high]. Errors: INVALID_ARGUMENT naming flag, value and
 // limits.

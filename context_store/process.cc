@@ -14,7 +14,6 @@
 #include "context_store/service.h"
 #include "context_store/side_socket.h"
 #include "context_store/store.h"
-#include "policy/kv/kv_strategy.h"
 #include "rpc/server.h"
 #include "telemetry/about.h"
 #include "telemetry/recorder.h"
@@ -29,7 +28,8 @@ constexpr int64_t kStuckNanos = 60 * kNanosPerSecond;
 
 class ContextStoreProcess final : public rpc::Process {
  public:
-  absl::Status Start(const proto::Config& config, UniqueFd kept_arena) {
+  absl::Status Start(const proto::Config& config, UniqueFd kept_arena,
+                     const policy::KvStrategy& strategy) {
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "context_store"));
     telemetry::RecordBuild(*recorder_);
@@ -42,15 +42,12 @@ class ContextStoreProcess final : public rpc::Process {
     options.wanted_arena_bytes = config.store().arena_bytes();
     options.arena_sum = arena.sum;
     options.kv_ratio_percent = config.store().kv_ratio_percent();
-    const absl::StatusOr<policy::KvStrategy> strategy =
-        policy::FindKvStrategy(config.store().kv_strategy());
-    if (!strategy.ok()) return Annotate(strategy.status(), "store.kv_strategy");
-    options.precision = strategy->precision;
-    options.compresses_ahead = strategy->compresses_ahead;
-    options.eviction = strategy->eviction;
-    options.load_policy = strategy->load;
-    options.writes_ahead = strategy->writes_ahead;
-    if (strategy->uses_disk) options.kv.directory = config.state_dir() + "/kv";
+    options.precision = strategy.precision;
+    options.compresses_ahead = strategy.compresses_ahead;
+    options.eviction = strategy.eviction;
+    options.load_policy = strategy.load;
+    options.writes_ahead = strategy.writes_ahead;
+    if (strategy.uses_disk) options.kv.directory = config.state_dir() + "/kv";
     options.kv.max_bytes = config.store().kv_disk_bytes();
     options.probe_reads = true;
     options.kv.bytes_per_second = config.store().kv_disk_bytes_per_second();
@@ -102,10 +99,10 @@ class ContextStoreProcess final : public rpc::Process {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<rpc::Process>> StartContextStore(const proto::Config& config,
-                                                                UniqueFd kept_arena) {
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartContextStore(
+    const proto::Config& config, UniqueFd kept_arena, const policy::KvStrategy& strategy) {
   auto process = std::make_unique<ContextStoreProcess>();
-  WITHY_RETURN_IF_ERROR(process->Start(config, std::move(kept_arena)));
+  WITHY_RETURN_IF_ERROR(process->Start(config, std::move(kept_arena), strategy));
   return process;
 }
 

@@ -276,8 +276,8 @@ class StoreOnDiskTest : public StoreTest {
     epoch_ = store_->arena_keeper().Attach(7, StoreGeometry())->epoch;
   }
   std::byte* At(KvSlot slot) const { return store_->arena().memory().base + slot.offset(); }
-  void Restart(std::string_view strategy) {
-    strategy_ = *policy::FindKvStrategy(strategy);
+  void Restart(const policy::KvStrategy& strategy) {
+    strategy_ = strategy;
     Restart();
   }
   // A call that leaves `full` chunks of random numbers and one of `tail` tokens.
@@ -366,7 +366,7 @@ TEST_F(StoreOnDiskTest, AnIdleContextStaysExactAndComesBackAfterARestart) {
 }
 
 TEST_F(StoreOnDiskTest, AContextThatIsCompressedAheadComesBackAfterARestart) {
-  Restart("llms");
+  Restart({.compresses_ahead = true});
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 60);
   const ContextKv kv = store_->KvOf(context);
@@ -383,7 +383,7 @@ TEST_F(StoreOnDiskTest, AContextThatIsCompressedAheadComesBackAfterARestart) {
 
 TEST_F(StoreOnDiskTest, AContextOfFewBitsGoesToFewerWhenTheRatioFalls) {
   ratio_percent_ = 75;
-  Restart("llms");
+  Restart({.compresses_ahead = true});
   const std::string context = store_->contexts().Create("app", {})->context_id;
   Fill(context, 60);
   const uint64_t before = store_->KvOf(context).resident_bytes;
@@ -519,7 +519,10 @@ TEST_F(StoreOnDiskTest, AnUnfinishedChunkIsReadBackToo) {
 }
 
 TEST_F(StoreOnDiskTest, WithoutWritingAheadKvIsWrittenWhenItLeaves) {
-  Restart("vllm-sq");
+  Restart({.precision = std::nullopt,
+           .eviction = policy::EvictionPolicy::kChunkLru,
+           .load = policy::LoadPolicy::kReadAll,
+           .writes_ahead = false});
   const std::string first = store_->contexts().Create("app", {})->context_id;
   const std::string second = store_->contexts().Create("app", {})->context_id;
   const auto chunks = static_cast<uint32_t>(kArenaBytes / ChunkBytes() * 2 / 3);
@@ -537,16 +540,20 @@ TEST_F(StoreOnDiskTest, WithoutWritingAheadKvIsWrittenWhenItLeaves) {
 }
 
 TEST_F(StoreOnDiskTest, WholeContextsLeaveWhereTheStrategySaysSo) {
-  for (const std::string name : {"swap", "lmk"}) {
-    SCOPED_TRACE(name);
-    Restart(name);
+  for (const bool uses_disk : {true, false}) {
+    SCOPED_TRACE(uses_disk);
+    Restart({.precision = std::nullopt,
+             .eviction = policy::EvictionPolicy::kContextLru,
+             .load = policy::LoadPolicy::kReadAll,
+             .uses_disk = uses_disk,
+             .writes_ahead = false});
     const std::string first = store_->contexts().Create("app", {})->context_id;
     const std::string second = store_->contexts().Create("app", {})->context_id;
     const auto chunks = static_cast<uint32_t>(kArenaBytes / ChunkBytes() * 2 / 3);
     Fill(first, chunks, 3);
     Fill(second, chunks);
     EXPECT_EQ(store_->KvOf(first).resident_bytes, 0u);
-    EXPECT_EQ(store_->KvOf(first).tokens, name == "swap" ? chunks * 16 + 3 : 0);
+    EXPECT_EQ(store_->KvOf(first).tokens, uses_disk ? chunks * 16 + 3 : 0);
     EXPECT_EQ(store_->KvOf(second).tokens, chunks * 16);
   }
 }

@@ -15,11 +15,11 @@
 #include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
-#include "draft_worker/tree_drafter.h"
 #include "policy/draft/token_tree.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "serving/speculation/tree_drafter.h"
 #include "wire/wire.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
 
@@ -27,6 +27,8 @@ namespace withy::draft_worker {
 namespace {
 
 using RunQueue = rpc::WriteQueue<v1::RunResponse>;
+using serving::GrownTree;
+using serving::TreeRequest;
 
 constexpr int64_t kRetryMs = 200;
 constexpr uint32_t kMostLeaves = 16;
@@ -34,7 +36,7 @@ constexpr uint32_t kMostPasses = 1 << 16;  // of a tree; a request's larger numb
 
 // Trees grow in turns that the target lends, until its step is over, the request is, or somebody
 // else wants an answer of the draft model.
-class LentTurns final : public Turns {
+class LentTurns final : public serving::Turns {
  public:
   LentTurns(ComputeBaton& baton, uint32_t round, std::function<bool()> over)
       : baton_(baton), round_(round), over_(std::move(over)) {}
@@ -398,7 +400,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   }
 
   Answerer& answerer_;
-  TreeDrafter drafter_;
+  serving::TreeDrafter drafter_;
   const engine::ServedModel& model_;
   const engine::WorkerCost cost_;
   const DraftServiceOptions options_;

@@ -1,5 +1,5 @@
 // withy-bench-contexts: how long it takes to switch between contexts that do not all fit the
-// arena, against other ways to keep KV (policy/kv/kv_strategy.h). Traces of calls over 72 hours,
+// arena, against other ways to keep KV (contestants.h). Traces of calls over 72 hours,
 // compressed in time, go through a real context_store process: its arena, leases, compression,
 // encryption, segments and reads of the disk. A stand-in plays the worker; where KV has to be
 // computed again, the time is that of a curve measured with the engine. Prints tables on stderr and
@@ -25,7 +25,6 @@
 #include "bench/contexts/contexts_run.h"
 #include "bench/contexts/contexts_service.h"
 #include "bench/contexts/contexts_trace.h"
-#include "policy/kv/kv_strategy.h"
 
 using Names = std::vector<std::string>;
 
@@ -37,7 +36,7 @@ ABSL_FLAG(
     "disk as it is. Default: all of 2, 4, 6, 8, 12, 16 contexts, 12.5, 25, 37.5 %, and a disk "
     "as it is, of 300 and of 40 MB/s");
 ABSL_FLAG(Names, shapes, {}, "gqa, mha");
-ABSL_FLAG(Names, strategies, {}, "names of policy/kv/kv_strategy.h; withy is always measured");
+ABSL_FLAG(Names, strategies, {}, "names of bench/contexts/contestants.h; withy is always measured");
 ABSL_FLAG(int, calls, -1, "calls of each trace, from its start; 0: all of its hours");
 ABSL_FLAG(int, max_tokens, 4096, "window of a context");
 ABSL_FLAG(double, gap_s, 300, "mean time between calls");
@@ -122,7 +121,7 @@ absl::StatusOr<Plan> MakePlan() {
     WITHY_RETURN_IF_ERROR(FindContextShape(name).status());
   }
   for (const std::string& name : plan.strategies) {
-    WITHY_RETURN_IF_ERROR(policy::FindKvStrategy(name).status());
+    WITHY_RETURN_IF_ERROR(FindContestant(name).status());
   }
   WITHY_RETURN_IF_ERROR(
       CheckFlag("service_tokens", absl::GetFlag(FLAGS_service_tokens), 256, 1 << 20));
@@ -212,8 +211,8 @@ struct Results {
 absl::Status RunSetting(const Plan& plan, const ContextSetting& setting, const ContextRun& run,
                         Results* results, nlohmann::json* rows) {
   for (const std::string& name : plan.strategies) {
-    WITHY_ASSIGN_OR_RETURN(const policy::KvStrategy strategy, policy::FindKvStrategy(name));
-    const absl::StatusOr<ContextRunFigures> figures = RunContextTrace(setting, strategy, run);
+    WITHY_ASSIGN_OR_RETURN(const Contestant contestant, FindContestant(name));
+    const absl::StatusOr<ContextRunFigures> figures = RunContextTrace(setting, contestant, run);
     if (absl::IsResourceExhausted(figures.status())) {
       std::fprintf(stderr, "%-8s %-9s %8u %7.4g %6u  %-13s a context does not fit the arena\n",
                    setting.shape.c_str(), setting.pattern.c_str(), setting.contexts,
@@ -396,14 +395,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Time to switch between contexts, against other ways to keep KV.\n"
       "usage: withy-bench-contexts [--quick] [--settings 8:25:0] [--traces markov] [--shapes gqa]",
-      argc, argv);
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-contexts: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main);
 }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/samples.h"
 
 namespace withy::bench {
 namespace {
@@ -46,15 +47,10 @@ LatencySummary SummarizeLatencies(std::vector<double> ms) {
   LatencySummary summary;
   summary.switches = ms.size();
   if (ms.empty()) return summary;
-  std::sort(ms.begin(), ms.end());
-  const auto quantile = [&](double share) {
-    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(ms.size())));
-    return ms[std::max<size_t>(rank, 1) - 1];
-  };
-  summary.mean_ms = std::accumulate(ms.begin(), ms.end(), 0.0) / static_cast<double>(ms.size());
-  summary.p50_ms = quantile(0.5);
-  summary.p99_ms = quantile(0.99);
-  summary.max_ms = ms.back();
+  summary.mean_ms = Mean(ms);
+  summary.p50_ms = Quantile(ms, 0.5);
+  summary.p99_ms = Quantile(ms, 0.99);
+  summary.max_ms = Quantile(std::move(ms), 1);
   return summary;
 }
 

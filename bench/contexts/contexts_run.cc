@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "base/unique_fd.h"
 #include "bench/contexts/stand_in_worker.h"
 #include "bench/service/processes.h"
@@ -62,27 +63,29 @@ absl::Status StartStore(const engine::KvGeometry& kv, const RecomputeCost& recom
   return absl::OkStatus();
 }
 
-absl::StatusOr<Board> MakeBoard(const std::string& strategy, uint64_t arena_bytes,
+absl::StatusOr<Board> MakeBoard(std::string_view contestant, uint64_t arena_bytes,
                                 uint64_t disk_bytes_per_s, const engine::KvGeometry& kv,
                                 const RecomputeCost& recompute, uint64_t seed) {
   WITHY_ASSIGN_OR_RETURN(TemporaryDirectory directory,
                          TemporaryDirectory::Create("withy-contexts"));
-  const std::string config = absl::StrCat(
-      "log_level: \"warn\"\nstore { arena_bytes: ", arena_bytes, " kv_strategy: \"", strategy,
-      "\" kv_disk_bytes: ", kDiskBytes, " kv_disk_bytes_per_second: ", disk_bytes_per_s, " }\n");
+  const std::string config = absl::StrCat("log_level: \"warn\"\nstore { arena_bytes: ", arena_bytes,
+                                          " kv_disk_bytes: ", kDiskBytes,
+                                          " kv_disk_bytes_per_second: ", disk_bytes_per_s, " }\n");
   WITHY_ASSIGN_OR_RETURN(Processes processes, Processes::Create(directory.path(), config));
   Board board{.directory = std::move(directory),
               .processes = std::make_unique<Processes>(std::move(processes)),
               .worker = nullptr};
+  board.processes->Use("context_store", kContestantStore);
+  board.processes->set_environment({absl::StrCat(kContestantVariable, "=", ToAbsl(contestant))});
   WITHY_RETURN_IF_ERROR(StartStore(kv, recompute, seed, &board));
   return board;
 }
 
 // KV at 16 bits is stood in for by heads of twice the size at 8 bits: 3 % more bytes than kF16
 // where a head has 64 numbers, because of their scales.
-engine::KvGeometry GeometryFor(const engine::KvGeometry& kv, const policy::KvStrategy& strategy) {
+engine::KvGeometry GeometryFor(const engine::KvGeometry& kv, const Contestant& contestant) {
   engine::KvGeometry geometry = kv;
-  if (strategy.working_bits == 16) geometry.head_dim *= 2;
+  if (contestant.working_bits == 16) geometry.head_dim *= 2;
   return geometry;
 }
 
@@ -161,7 +164,7 @@ uint64_t ArenaBytes(const ContextSetting& setting, const ContextRun& run) {
 }
 
 absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
-                                                  const policy::KvStrategy& strategy,
+                                                  const Contestant& contestant,
                                                   const ContextRun& run) {
   ContextTraceSpec spec{.contexts = setting.contexts,
                         .hours = run.hours,
@@ -172,8 +175,8 @@ absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
   figures.arena_bytes = ArenaBytes(setting, run);
   WITHY_ASSIGN_OR_RETURN(
       const Board board,
-      MakeBoard(std::string(strategy.name), figures.arena_bytes, setting.disk_mb_per_s * kMegabyte,
-                GeometryFor(run.kv, strategy), run.recompute, run.seed));
+      MakeBoard(contestant.name, figures.arena_bytes, setting.disk_mb_per_s * kMegabyte,
+                GeometryFor(run.kv, contestant), run.recompute, run.seed));
   StandInWorker& worker = *board.worker;
   std::vector<StandInContext> contexts(setting.contexts);
   const std::vector<uint32_t> initial = InitialTokens(spec, run.max_tokens);
@@ -184,7 +187,7 @@ absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
   std::vector<ContextCall> calls = DrawContextTrace(spec);
   if (run.calls > 0 && calls.size() > run.calls) calls.resize(run.calls);
   const StandInPrompt prompt =
-      strategy.computes_meanwhile ? StandInPrompt::kBehindLayers : StandInPrompt::kNot;
+      contestant.computes_meanwhile ? StandInPrompt::kBehindLayers : StandInPrompt::kNot;
   std::vector<double> latencies, loads;
   uint32_t previous = setting.contexts - 1;
   for (const ContextCall& next : calls) {

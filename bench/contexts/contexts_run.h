@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/contexts/contestants.h"
 #include "bench/contexts/contexts_figures.h"
 #include "bench/contexts/contexts_trace.h"
 #include "engine/kv/block.h"
-#include "policy/kv/kv_strategy.h"
 
 namespace withy::bench {
 
@@ -35,7 +35,7 @@ struct ContextRunFigures {
   // Of calls on another context than the call before, whose context had tokens. A latency is the
   // time for which KV of tokens from before the call keeps the call's own tokens from being
   // computed: loading, making room, recomputing what is not there (the last as `recompute` says).
-  // With a strategy that computes meanwhile it is the time by which the first piece of the call's
+  // With a contestant that computes meanwhile it is the time by which the first piece of the call's
   // own tokens is computed later than it would be if all KV were there.
   LatencySummary switches = {};
   LatencySummary loads = {};     // of the same calls: until all KV of tokens from before is there
@@ -43,10 +43,10 @@ struct ContextRunFigures {
   uint64_t arena_bytes = 0;
 };
 
-// Errors: RESOURCE_EXHAUSTED (one context of the strategy does not fit the arena), those of the
+// Errors: RESOURCE_EXHAUSTED (one context of the contestant does not fit the arena), those of the
 // processes.
 absl::StatusOr<ContextRunFigures> RunContextTrace(const ContextSetting& setting,
-                                                  const policy::KvStrategy& strategy,
+                                                  const Contestant& contestant,
                                                   const ContextRun& run);
 
 // Tokens of each context when a run begins: as many as half of the trace has given it.

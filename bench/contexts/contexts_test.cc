@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "bench/contexts/contestants.h"
 #include "bench/contexts/contexts_figures.h"
 #include "bench/contexts/contexts_trace.h"
 
@@ -189,6 +190,22 @@ TEST(ContextFiguresTest, WhatWasNotMeasuredHasNoKey) {
   EXPECT_FALSE(keys.swap_speedup.has_value());
   EXPECT_FALSE(keys.vllm_sq_speedup_best.has_value());
   EXPECT_DOUBLE_EQ(*keys.worst_vs_best_baseline, 3);
+}
+
+TEST(ContestantTest, OursIsTheServicesAndOthersAreFoundByName) {
+  EXPECT_EQ(FindContestant("withy")->store, policy::KvStrategy());
+  const absl::Status unknown = FindContestant("vllm").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* name : {"llms", "lmk", "swap", "vllm-s", "vllm-sq", "cake", "llms-uniform",
+                           "withy-8bit", "withy-read", "withy-lazy", "withy-whole"}) {
+    const auto found = FindContestant(name);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->name, name);
+    EXPECT_NE(std::string(unknown.message()).find(name), std::string::npos);
+    const Contestant ours;
+    EXPECT_TRUE(found->store != ours.store || found->computes_meanwhile != ours.computes_meanwhile)
+        << name;
+  }
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 #include "bench/contexts/stand_in_worker.h"
 
 #include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,9 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/arena_socket.h"
 #include "base/clock.h"
-#include "base/fd_passing.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/thread_role.h"
@@ -43,8 +39,6 @@ constexpr uint32_t kLevelPercent = 100;
 constexpr size_t kPieceChunks = 8;  // as a worker computes a call that is alone
 // How long a worker that was refused chunks to compute waits before it asks again.
 constexpr int64_t kAskAgainNs = 10 * kNanosPerMilli;
-
-double Milliseconds(int64_t nanos) { return static_cast<double>(nanos) / kNanosPerMilli; }
 
 uint32_t ChunksFor(uint32_t tokens) { return (tokens + kTokensPerChunk - 1) / kTokensPerChunk; }
 
@@ -259,20 +253,26 @@ absl::StatusOr<std::unique_ptr<StandInWorker>> StandInWorker::Connect(
   return worker;
 }
 
+template <typename Request, typename Response>
+absl::Status StandInWorker::Ask(grpc::Status (v1::ContextStore::Stub::*method)(grpc::ClientContext*,
+                                                                               const Request&,
+                                                                               Response*),
+                                const Request& request, Response* response) const {
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, kTimeout);
+  context.set_wait_for_ready(true);
+  return rpc::FromGrpc((stub_.get()->*method)(&context, request, response));
+}
+
 absl::Status StandInWorker::BindApp() {
   v1::StoreBindAppRequest bind;
   bind.set_app(absl::StrCat("bench", instance_));
   v1::BindAppResponse bound;
+  WITHY_RETURN_IF_ERROR(Ask(&v1::ContextStore::Stub::BindApp, bind, &bound));
   v1::AuthenticateAppRequest authenticate;
-  v1::AuthenticateAppResponse app;
-  grpc::ClientContext first, second;
-  for (grpc::ClientContext* context : {&first, &second}) {
-    rpc::SetTimeout(context, kTimeout);
-    context->set_wait_for_ready(true);
-  }
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->BindApp(&first, bind, &bound)));
   authenticate.set_token(bound.token());
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->AuthenticateApp(&second, authenticate, &app)));
+  v1::AuthenticateAppResponse app;
+  WITHY_RETURN_IF_ERROR(Ask(&v1::ContextStore::Stub::AuthenticateApp, authenticate, &app));
   app_id_ = app.app_id();
   return absl::OkStatus();
 }
@@ -292,38 +292,15 @@ absl::Status StandInWorker::Reattach() {
   // A call on the connection to a store that was killed may fail at once.
   const absl::Time end = absl::Now() + kTimeout;
   do {
-    grpc::ClientContext context;
-    rpc::SetTimeout(&context, kTimeout);
-    context.set_wait_for_ready(true);
-    status = rpc::FromGrpc(stub_->Attach(&context, attach, &attached));
+    status = Ask(&v1::ContextStore::Stub::Attach, attach, &attached);
   } while (absl::IsUnavailable(status) && absl::Now() < end);
   WITHY_RETURN_IF_ERROR(status);
   epoch_ = attached.epoch();
-  return MapArena(attached.arena_socket());
-}
-
-absl::Status StandInWorker::MapArena(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    return absl::InvalidArgumentError(absl::StrCat("arena socket ", path, ": the path has ",
-                                                   path.size(), " bytes, too many for a socket"));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  socket_.Reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    return ErrnoError("connect to arena socket " + path);
-  }
-  const ArenaHello hello{.worker_instance = instance_, .epoch = epoch_};
-  if (::send(socket_.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
-    return ErrnoError("arena socket " + path);
-  }
-  ArenaOffer offer;
-  WITHY_ASSIGN_OR_RETURN(const UniqueFd memory,
-                         RecvFd(socket_.get(), std::as_writable_bytes(std::span(&offer, 1))));
-  WITHY_ASSIGN_OR_RETURN(
-      arena_, SharedMemory::Map(memory.get(), offer.arena_bytes, SharedMemory::Access::kReadWrite));
-  return arena_.Prefault();
+  WITHY_ASSIGN_OR_RETURN(connection_,
+                         store_client::ConnectArena(attached.arena_socket(),
+                                                    {.worker_instance = instance_, .epoch = epoch_},
+                                                    attach.block_bytes()));
+  return absl::OkStatus();
 }
 
 void StandInWorker::MakeTemplate() {
@@ -345,8 +322,7 @@ void StandInWorker::MakeTemplate() {
 void StandInWorker::WriteChunk(uint32_t units, uint32_t tokens) {
   const engine::KvSlot slot{units, KvFormat::kQ8};
   for (int layer = 0; layer < geometry_.layers; ++layer) {
-    std::byte* block = arena_.data() +
-                       size_t{slot.Block(geometry_, layer).units} * engine::KvBlockName::kUnitBytes;
+    std::byte* block = connection_.arena->At(slot.Block(geometry_, layer));
     engine::KvBlockHeader header;
     std::memcpy(&header, block, sizeof header);  // stamped by the store
     header.layer = static_cast<uint32_t>(layer);
@@ -377,34 +353,21 @@ absl::StatusOr<StandInContext> StandInWorker::CreateContext() {
   v1::StoreCreateContextRequest request;
   request.set_app_id(app_id_);
   v1::CreateContextResponse response;
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, kTimeout);
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->CreateContext(&context, request, &response)));
+  WITHY_RETURN_IF_ERROR(Ask(&v1::ContextStore::Stub::CreateContext, request, &response));
   return StandInContext{.id = response.context().context_id(), .chunks = {}};
-}
-
-absl::Status StandInWorker::DeleteContext(const StandInContext& old) {
-  v1::StoreDeleteContextRequest request;
-  request.set_app_id(app_id_);
-  request.set_context_id(old.id);
-  v1::DeleteContextResponse response;
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, kTimeout);
-  return rpc::FromGrpc(stub_->DeleteContext(&context, request, &response));
 }
 
 absl::StatusOr<v1::GetStoreInfoResponse> StandInWorker::GetInfo() {
   v1::GetStoreInfoResponse info;
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, kTimeout);
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->GetStoreInfo(&context, {}, &info)));
+  WITHY_RETURN_IF_ERROR(
+      Ask(&v1::ContextStore::Stub::GetStoreInfo, v1::GetStoreInfoRequest(), &info));
   return info;
 }
 
 absl::StatusOr<double> StandInWorker::TimeEmptyCall() {
   const int64_t begin = Clock::Real().SteadyNanos();
   WITHY_RETURN_IF_ERROR(GetInfo().status());
-  return Milliseconds(Clock::Real().SteadyNanos() - begin);
+  return Millis(Clock::Real().SteadyNanos() - begin);
 }
 
 absl::Status StandInWorker::AwaitIdle() {
@@ -444,9 +407,9 @@ absl::StatusOr<StandInCall> StandInWorker::Open(const StandInContext& context, c
   StandInCall call{.context_tokens = context.tokens()};
   WITHY_ASSIGN_OR_RETURN(const Arrival arrival, AwaitArrival(piece, lease, &chunks));
   call.recomputed_chunks = arrival.recomputed_chunks;
-  call.load_ms = Milliseconds(arrival.there_ns - begin);
+  call.load_ms = Millis(arrival.there_ns - begin);
   if (arrival.computed_piece) {
-    call.piece_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
+    call.piece_ms = Millis(Clock::Real().SteadyNanos() - begin);
     if (arrival.claimed.has_claimed()) WITHY_RETURN_IF_ERROR(TakeClaimed(arrival.claimed));
   }
   for (const v1::ResidentChunk& chunk : chunks) {
@@ -518,7 +481,7 @@ double StandInWorker::TimePiece(uint32_t tokens, uint32_t prompt_tokens) {
   const Piece piece = PieceOf(tokens, prompt_tokens);
   const int64_t begin = Clock::Real().SteadyNanos();
   for (int layer = 0; layer < geometry_.layers; ++layer) work_.Run(piece.layer_ms);
-  return Milliseconds(Clock::Real().SteadyNanos() - begin);
+  return Millis(Clock::Real().SteadyNanos() - begin);
 }
 
 double StandInWorker::TimeRecompute(uint32_t tokens) {
@@ -526,7 +489,7 @@ double StandInWorker::TimeRecompute(uint32_t tokens) {
   for (uint32_t first = 0; first < tokens; first += kTokensPerChunk) {
     work_.Run(recompute_.Ms(first, std::min(kTokensPerChunk, tokens - first)));
   }
-  return Milliseconds(Clock::Real().SteadyNanos() - begin);
+  return Millis(Clock::Real().SteadyNanos() - begin);
 }
 
 absl::StatusOr<StandInCall> StandInWorker::Load(const StandInContext& context) {
@@ -539,7 +502,7 @@ absl::Status StandInWorker::Claim(uint32_t first, uint32_t count, Lease* lease, 
   const int64_t begin = Clock::Real().SteadyNanos();
   WITHY_RETURN_IF_ERROR(lease->Send(ClaimOf({.first = first, .count = count})));
   WITHY_ASSIGN_OR_RETURN(const v1::LeaseEvent claimed, lease->ReceiveAnswer());
-  *claim_ms = Milliseconds(Clock::Real().SteadyNanos() - begin);
+  *claim_ms = Millis(Clock::Real().SteadyNanos() - begin);
   return TakeClaimed(claimed);
 }
 

@@ -14,11 +14,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/shared_memory.h"
-#include "base/unique_fd.h"
 #include "bench/contexts/contexts_figures.h"
 #include "bench/contexts/cpu_work.h"
 #include "engine/kv/slot.h"
+#include "store_client/arena.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::bench {
@@ -86,7 +85,6 @@ class StandInWorker {
   absl::StatusOr<StandInCall> Load(const StandInContext& context);
   // Milliseconds of a call that asks for a few numbers.
   absl::StatusOr<double> TimeEmptyCall();
-  absl::Status DeleteContext(const StandInContext& context);
   // Waits until the store has compressed and written what calls have left.
   absl::Status AwaitIdle();
 
@@ -109,9 +107,12 @@ class StandInWorker {
 
   StandInWorker(const engine::KvGeometry& geometry, v1::KvCosts costs,
                 const RecomputeCost& recompute, uint64_t seed);
+  template <typename Request, typename Response>
+  absl::Status Ask(grpc::Status (v1::ContextStore::Stub::*method)(grpc::ClientContext*,
+                                                                  const Request&, Response*),
+                   const Request& request, Response* response) const;
   absl::Status BindApp();
   absl::StatusOr<v1::GetStoreInfoResponse> GetInfo();
-  absl::Status MapArena(const std::string& path);
   // Opens a lease and waits for the context's KV; its chunks in the arena are added to `resident`.
   absl::StatusOr<StandInCall> Open(const StandInContext& context, const Piece& piece, Lease* lease,
                                    std::vector<v1::ChunkIdentity>* resident);
@@ -139,9 +140,8 @@ class StandInWorker {
   uint64_t instance_ = 0;
   uint64_t epoch_ = 0;
   uint64_t last_call_ = 0;
-  UniqueFd socket_;  // open: this worker lives
-  SharedMemory arena_;
-  std::vector<std::byte> template_;  // a block without header
+  store_client::ArenaConnection connection_;  // open: this worker lives
+  std::vector<std::byte> template_;           // a block without header
 };
 
 }  // namespace withy::bench

@@ -520,14 +520,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Proves the executor for GPUs without one, and counts what its kernels move.\n"
       "usage: withy-bench-cuda [--pocket FILE.gguf] [--real FILE.gguf]",
-      argc, argv);
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-cuda: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main);
 }

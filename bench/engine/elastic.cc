@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/engine/engine_bench.h"
+#include "bench/samples.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 
@@ -323,21 +323,12 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "What elastic levels cost and bring; ./withy bench elastic makes the files.\n"
       "usage: withy-bench-elastic --plain A.gguf,B.gguf --elastic A-elastic.gguf,B-elastic.gguf",
-      argc, argv);
-  const size_t files = absl::GetFlag(FLAGS_plain).size();
-  if (files == 0 || files != absl::GetFlag(FLAGS_elastic).size() ||
-      absl::GetFlag(FLAGS_rounds) < 1) {
-    std::fprintf(stderr, "withy-bench-elastic: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-elastic: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] {
+        const size_t files = absl::GetFlag(FLAGS_plain).size();
+        return files > 0 && files == absl::GetFlag(FLAGS_elastic).size() &&
+               absl::GetFlag(FLAGS_rounds) >= 1;
+      });
 }

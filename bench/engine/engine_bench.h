@@ -15,14 +15,6 @@
 
 namespace withy::bench {
 
-// Median of samples with their smallest and largest.
-struct Spread {
-  double median = 0;
-  double low = 0;
-  double high = 0;
-};
-Spread Summarize(std::vector<double> samples);
-
 inline constexpr int32_t kPrefillTokens = 512;
 inline constexpr int32_t kDecodeTokens = 64;
 inline constexpr int32_t kDepthTokens = 2048;

@@ -1,37 +1,37 @@
 // withy-bench-engine: measures the engine's speed on this machine, against the machine's ceilings
 // and against other runtimes. Prints a table and last one JSON line on stdout; progress on stderr.
-#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "base/program_flags.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "bench/engine/engine_bench.h"
 #include "bench/engine/peer_bench.h"
+#include "bench/samples.h"
 #include "engine/model/model.h"
+
+ABSL_FLAG(std::string, model, "", "a GGUF (packed first when needed) or a packed file");
+ABSL_FLAG(int, threads, 2, "compute threads");
+ABSL_FLAG(std::vector<std::string>, peer, {},
+          "llama-bench programs to compare with, at least nine interleaved pairs");
+ABSL_FLAG(int, runs, 9, "measurements of each figure");
+ABSL_FLAG(std::string, device, "", "cpu (default), cuda or cuda:N");
+ABSL_FLAG(std::string, target, "", "kernel target; default: the best of this CPU");
+ABSL_FLAG(std::string, weights, "auto",
+          "mapped, copied into pages of 2 MiB, or auto: copied where there is room for twice their "
+          "bytes");
+ABSL_FLAG(std::string, cache_dir, "", "directory of packed files; default: as the engine's");
 
 namespace withy::bench {
 namespace {
 
 constexpr int kPairs = 9;
-
-constexpr char kUsage[] =
-    "usage: withy-bench-engine --model FILE [--threads N] [--peer LLAMA_BENCH]... [--runs N]\n"
-    "                          [--device NAME] [--target NAME] [--weights PLACE]\n"
-    "                          [--cache-dir DIR]\n"
-    "  --model      a GGUF (packed first when needed) or a packed file\n"
-    "  --threads    compute threads, default 2\n"
-    "  --peer       a llama-bench to compare with, at least nine interleaved pairs; may be "
-    "repeated\n"
-    "  --runs       measurements of each figure, default 9\n"
-    "  --device     cpu (default), cuda or cuda:N\n"
-    "  --target     kernel target, default the best of this CPU\n"
-    "  --weights    mapped, copied into pages of 2 MiB, or auto (default): copied where there is\n"
-    "               room for twice their bytes\n";
 
 struct Options {
   std::string model;
@@ -39,16 +39,6 @@ struct Options {
   int runs = kPairs;
   engine::ModelOptions engine;
 };
-
-absl::StatusOr<int> ParseCount(const std::string& name, const std::string& text, int limit) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > limit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " ", text, ": must be a number from 1 to ", limit));
-  }
-  return value;
-}
 
 absl::StatusOr<engine::ModelOptions::WeightPlace> ParsePlace(const std::string& text) {
   using Place = engine::ModelOptions::WeightPlace;
@@ -59,73 +49,28 @@ absl::StatusOr<engine::ModelOptions::WeightPlace> ParsePlace(const std::string& 
       absl::StrCat("--weights ", text, ": must be auto, mapped or copied"));
 }
 
-absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
-  Options options;
-  options.engine.threads = 2;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (i + 1 == argc) return absl::InvalidArgumentError(absl::StrCat(name, ": needs a value"));
-    const std::string value = argv[++i];
-    if (name == "--model") {
-      options.model = value;
-    } else if (name == "--peer") {
-      options.peers.push_back(value);
-    } else if (name == "--threads") {
-      WITHY_ASSIGN_OR_RETURN(options.engine.threads, ParseCount(name, value, 256));
-    } else if (name == "--runs") {
-      WITHY_ASSIGN_OR_RETURN(options.runs, ParseCount(name, value, 1000));
-    } else if (name == "--device") {
-      options.engine.device = value;
-      options.engine.on_device = [](std::string_view line) {
-        std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
-      };
-    } else if (name == "--target") {
-      options.engine.target = value;
-    } else if (name == "--weights") {
-      WITHY_ASSIGN_OR_RETURN(options.engine.weight_place, ParsePlace(value));
-    } else if (name == "--cache-dir") {
-      options.engine.cache_dir = value;
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown option ", name));
-    }
-  }
-  if (options.model.empty()) return absl::InvalidArgumentError("--model is missing");
+absl::StatusOr<Options> OptionsOfFlags() {
+  Options options{.model = absl::GetFlag(FLAGS_model),
+                  .peers = absl::GetFlag(FLAGS_peer),
+                  .runs = absl::GetFlag(FLAGS_runs),
+                  .engine = {}};
+  WITHY_RETURN_IF_ERROR(CheckFlag("runs", options.runs, 1, 1000));
+  WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 1, 256));
+  options.engine.threads = absl::GetFlag(FLAGS_threads);
+  options.engine.device = absl::GetFlag(FLAGS_device);
+  options.engine.on_device = [](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  };
+  options.engine.target = absl::GetFlag(FLAGS_target);
+  options.engine.cache_dir = absl::GetFlag(FLAGS_cache_dir);
+  WITHY_ASSIGN_OR_RETURN(options.engine.weight_place, ParsePlace(absl::GetFlag(FLAGS_weights)));
   return options;
 }
-
-// Samples by key. The JSON line has the keys in the order of their first measurement.
-class Report {
- public:
-  void Add(const std::string& key, double sample) {
-    if (!samples_.contains(key)) order_.push_back(key);
-    samples_[key].push_back(sample);
-  }
-
-  void Print() const {
-    nlohmann::ordered_json line;
-    std::printf("%-32s %10s %10s %10s %5s\n", "", "median", "low", "high", "n");
-    for (const std::string& key : order_) {
-      const std::vector<double>& samples = samples_.at(key);
-      const Spread spread = Summarize(samples);
-      std::printf("%-32s %10.3f %10.3f %10.3f %5zu\n", key.c_str(), spread.median, spread.low,
-                  spread.high, samples.size());
-      // Keys with a space are details and only appear in the table.
-      if (key.find(' ') == std::string::npos) line[key] = spread.median;
-    }
-    std::printf("%s\n", line.dump().c_str());
-  }
-
-  double Median(const std::string& key) const { return Summarize(samples_.at(key)).median; }
-
- private:
-  std::vector<std::string> order_;
-  std::map<std::string, std::vector<double>> samples_;
-};
 
 void Say(const std::string& what) { std::fprintf(stderr, "\r\033[K%s", what.c_str()); }
 
 // Measures each figure right beside its ceiling, because the load of other processes changes.
-absl::Status MeasureAlone(EngineBench& bench, int runs, Report* report) {
+absl::Status MeasureAlone(EngineBench& bench, int runs, Samples* report) {
   for (int run = 0; run < runs; ++run) {
     Say(absl::StrCat("alone, ", run + 1, " of ", runs));
     const double peak = bench.Peak();
@@ -147,7 +92,7 @@ absl::Status MeasureAlone(EngineBench& bench, int runs, Report* report) {
 
 // On a GPU, whose ceilings `withyctl device` measures.
 absl::Status MeasureOnDevice(EngineBench& bench, const engine::ModelInfo& info, int runs,
-                             Report* report) {
+                             Samples* report) {
   for (int run = 0; run < runs; ++run) {
     Say(absl::StrCat("on the device, ", run + 1, " of ", runs));
     WITHY_ASSIGN_OR_RETURN(double decode, bench.Decode(1, 0));
@@ -169,7 +114,7 @@ absl::Status MeasureOnDevice(EngineBench& bench, const engine::ModelInfo& info, 
 }
 
 absl::Status MeasureDepth(EngineBench& bench, const engine::ModelInfo& info, int runs,
-                          Report* report) {
+                          Samples* report) {
   if (info.context_length < kDepthTokens + kDecodeTokens) {
     std::fprintf(stderr, "\nthe model's context of %d tokens is too short for depth %d\n",
                  info.context_length, kDepthTokens);
@@ -186,7 +131,7 @@ absl::Status MeasureDepth(EngineBench& bench, const engine::ModelInfo& info, int
   return absl::OkStatus();
 }
 
-absl::Status MeasureHog(EngineBench& bench, int runs, Report* report) {
+absl::Status MeasureHog(EngineBench& bench, int runs, Samples* report) {
   for (int run = 0; run < runs; ++run) {
     Say(absl::StrCat("beside a busy process, ", run + 1, " of ", runs));
     WITHY_ASSIGN_OR_RETURN(double alone, bench.Decode(1, 0));
@@ -198,7 +143,7 @@ absl::Status MeasureHog(EngineBench& bench, int runs, Report* report) {
 }
 
 // Measures our engine and each peer in turn. The JSON line has the ratio to the best peer.
-absl::Status MeasurePeers(EngineBench& bench, const Options& options, Report* report) {
+absl::Status MeasurePeers(EngineBench& bench, const Options& options, Samples* report) {
   std::vector<PeerBench> peers;
   for (const std::string& program : options.peers) {
     WITHY_ASSIGN_OR_RETURN(PeerBench peer, PeerBench::Open(program));
@@ -225,7 +170,8 @@ absl::Status MeasurePeers(EngineBench& bench, const Options& options, Report* re
   return absl::OkStatus();
 }
 
-absl::Status Run(const Options& options) {
+absl::Status Main() {
+  WITHY_ASSIGN_OR_RETURN(const Options options, OptionsOfFlags());
   // Binds before any thread starts, so that all threads and the busy neighbour share the cores.
   WITHY_RETURN_IF_ERROR(PinToCores(options.engine.threads));
   engine::ModelOptions engine_options = options.engine;
@@ -246,7 +192,7 @@ absl::Status Run(const Options& options) {
   EngineBench bench(*model);
   Say("warming up");
   WITHY_RETURN_IF_ERROR(bench.Prefill().status());
-  Report report;
+  Samples report;
   if (options.engine.device.empty() || options.engine.device == "cpu") {
     WITHY_RETURN_IF_ERROR(MeasureAlone(bench, options.runs, &report));
     WITHY_RETURN_IF_ERROR(MeasureDepth(bench, info, options.runs, &report));
@@ -256,7 +202,13 @@ absl::Status Run(const Options& options) {
   }
   WITHY_RETURN_IF_ERROR(MeasurePeers(bench, options, &report));
   Say("");
-  report.Print();
+  report.Print(stdout);
+  nlohmann::ordered_json line;
+  for (const std::string& key : report.keys()) {
+    // Keys with a space are details and only appear in the table.
+    if (key.find(' ') == std::string::npos) line[key] = report.Median(key);
+  }
+  std::printf("%s\n", line.dump().c_str());
   return absl::OkStatus();
 }
 
@@ -264,17 +216,8 @@ absl::Status Run(const Options& options) {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::string_view(argv[1]) == "--help") {
-    std::fputs(withy::bench::kUsage, stdout);
-    return 0;
-  }
-  const auto options = withy::bench::ParseOptions(argc, argv);
-  if (!options.ok()) {
-    std::fprintf(stderr, "%s\n%s", std::string(options.status().message()).c_str(),
-                 withy::bench::kUsage);
-    return 2;
-  }
-  const absl::Status status = withy::bench::Run(*options);
-  if (!status.ok()) std::fprintf(stderr, "\n%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return withy::RunProgram(
+      "Measures the engine's speed against this machine's ceilings and other runtimes.\n"
+      "usage: withy-bench-engine --model FILE [--threads N] [--peer LLAMA_BENCH,LLAMA_BENCH]",
+      argc, argv, withy::bench::Main, [] { return !absl::GetFlag(FLAGS_model).empty(); });
 }

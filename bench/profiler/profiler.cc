@@ -27,6 +27,7 @@
 #include "bench/profiler/profiler_prediction.h"
 #include "bench/profiler/profiler_recovery.h"
 #include "bench/profiler/profiler_service.h"
+#include "bench/samples.h"
 #include "bench/service/processes.h"
 #include "bench/speculation/speculation_models.h"
 
@@ -315,12 +316,8 @@ class ProfilerBench {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "What the profiler costs, how exact it is, and how well passes are predicted.\n"
       "usage: withy-bench-profiler [--model FILE.gguf] [--inflate SHAPE] [--noservice]",
-      argc, argv);
-  const absl::Status status = withy::bench::ProfilerBench().Run();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "withy-bench-profiler: %s\n", status.ToString().c_str());
-  return 1;
+      argc, argv, [] { return withy::bench::ProfilerBench().Run(); });
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 
+#include "bench/samples.h"
+
 namespace withy::bench {
 
 MeanBound TrimmedMean(std::vector<double> samples) {
@@ -19,14 +21,6 @@ MeanBound TrimmedMean(std::vector<double> samples) {
   for (const double sample : samples) squares += (sample - mean) * (sample - mean);
   const double deviation = count > 1 ? std::sqrt(squares / (count - 1)) : 0;
   return {mean, mean + 1.96 * deviation / std::sqrt(count)};
-}
-
-double Quantile(std::vector<double> samples, double share) {
-  if (samples.empty()) return 0;
-  const auto rank = static_cast<int64_t>(std::ceil(share * static_cast<double>(samples.size())));
-  const auto at = samples.begin() + std::clamp<int64_t>(rank - 1, 0, std::ssize(samples) - 1);
-  std::nth_element(samples.begin(), at, samples.end());
-  return *at;
 }
 
 double Accuracy(double measured, double truth) {

@@ -17,9 +17,6 @@ struct MeanBound {
 };
 MeanBound TrimmedMean(std::vector<double> samples);
 
-// The smallest value that at least `share` of the samples do not exceed. No samples: 0.
-double Quantile(std::vector<double> samples, double share);
-
 // LM-Meter eq. 1 as a share: 1 - |measured - truth| / truth. A truth that is not above zero: 0.
 double Accuracy(double measured, double truth);
 

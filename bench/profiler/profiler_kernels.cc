@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "bench/profiler/profiler_figures.h"
 #include "bench/profiler/raw_clock.h"
+#include "bench/samples.h"
 #include "engine/model/devices.h"
 #include "engine/model/emit.h"
 #include "engine/weights/packer.h"
@@ -60,8 +61,6 @@ Runs RunBoth(ProgramBench& bench, engine::KernelObserver& observer, telemetry::R
   runs.kernels = static_cast<double>(WallOf(reader, name));
   return runs;
 }
-
-double Median(std::vector<double> samples) { return Quantile(std::move(samples), 0.5); }
 
 }  // namespace
 
@@ -160,7 +159,7 @@ KernelsAccuracy MeasureKernels(ProgramBench& bench, engine::KernelObserver& obse
     const Runs whole = RunBoth(bench, observer, reader, "");
     covered.push_back(whole.kernels / std::max(whole.plain, 1.0));
   }
-  result.coverage = Median(std::move(covered));
+  result.coverage = Summarize(std::move(covered)).median;
   for (const OpKind kind :
        {OpKind::kEmbed, OpKind::kNorm, OpKind::kQkv, OpKind::kStoreKv, OpKind::kAttend,
         OpKind::kAttentionOut, OpKind::kGateUp, OpKind::kDown, OpKind::kHead}) {
@@ -180,8 +179,8 @@ KernelsAccuracy MeasureKernels(ProgramBench& bench, engine::KernelObserver& obse
       measured_us.push_back((with.kernels - without.kernels) / copies_in_all);
     }
     KernelAccuracy kernel{.name = std::string(engine::OpName(kind)),
-                          .truth_us = Median(std::move(truth_us)),
-                          .measured_us = Median(std::move(measured_us))};
+                          .truth_us = Summarize(std::move(truth_us)).median,
+                          .measured_us = Summarize(std::move(measured_us)).median};
     kernel.accuracy = Accuracy(kernel.measured_us, kernel.truth_us);
     result.kernels.push_back(std::move(kernel));
   }

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "bench/engine/engine_bench.h"
 #include "bench/profiler/profiler_figures.h"
+#include "bench/samples.h"
 
 namespace withy::bench {
 namespace {

@@ -1,6 +1,5 @@
 #include "bench/profiler/profiler_service.h"
 
-#include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +13,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "bench/service/prompt_wire.h"
-#include "bench/service/service_client.h"
 #include "offline/corpus/generator.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -24,14 +22,6 @@ namespace withy::bench {
 namespace {
 
 constexpr absl::Duration kCall = absl::Minutes(2);
-
-std::string ConfigOf(const std::string& model, int threads) {
-  std::string target = absl::StrCat("threads: ", threads, " idle_upgrade_s: 0");
-  if (!model.empty()) absl::StrAppend(&target, " path: \"", model, "\"");
-  return absl::StrCat("log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true }\n",
-                      "model { ", target, " }\ndraft { threads: ", threads, " }\n",
-                      "profiler { metrics_listen: \"off\" }\n");
-}
 
 const corpus::Generator& Prompts() {
   static const corpus::Generator generator(corpus::HeldOutSpec());
@@ -44,18 +34,10 @@ absl::StatusOr<std::unique_ptr<ProfiledService>> ProfiledService::Start(const st
                                                                         int threads) {
   std::unique_ptr<ProfiledService> service(new ProfiledService());
   service->threads_ = threads;
-  WITHY_ASSIGN_OR_RETURN(service->directory_, TemporaryDirectory::Create("withy-profiler"));
-  WITHY_ASSIGN_OR_RETURN(Processes processes,
-                         Processes::Create(service->directory_.path(), ConfigOf(model, threads)));
-  service->processes_ = std::make_unique<Processes>(std::move(processes));
-  for (const std::string& name : kAllProcesses) {
-    WITHY_RETURN_IF_ERROR(service->processes_->Start(name));
-  }
-  service->stub_ = v1::LlmService::NewStub(
-      rpc::Connect("unix:" + service->processes_->run_dir() + "/withy.sock"));
-  WITHY_ASSIGN_OR_RETURN(service->token_, BindNewApp(*service->stub_, "bench"));
-  WITHY_RETURN_IF_ERROR(
-      AwaitAnswer(*service->processes_, [&] { return service->Ask(0, {}).status(); }));
+  const std::string shared = absl::StrCat("threads: ", threads);
+  std::string target = shared;
+  if (!model.empty()) absl::StrAppend(&target, " path: \"", model, "\"");
+  WITHY_ASSIGN_OR_RETURN(service->service_, OwnService::Start({.model = target, .draft = shared}));
   return service;
 }
 
@@ -67,32 +49,20 @@ absl::StatusOr<ProfiledService::Answer> ProfiledService::Ask(uint64_t prompt, co
   request.mutable_sampling()->set_temperature(0);
   *request.mutable_slo() = slo;
   request.set_model_level_percent(level_percent);
-  grpc::ClientContext context;
-  context.AddMetadata("authorization", "Bearer " + token_);
-  rpc::SetTimeout(&context, kCall);
-  const auto reader = stub_->Generate(&context, request);
-  v1::GenerateResponse response;
-  Answer answer;
-  while (reader->Read(&response)) {
-    if (response.has_started()) {
-      const v1::Decision& decision = response.started().decision();
-      answer.level_percent = decision.model_level_percent();
-      answer.predicted_ttft_ms = decision.predicted().ttft_ms();
-      answer.predicted_tpot_ms = decision.predicted().tpot_ms();
-    }
-    if (!response.has_finished()) continue;
-    const v1::LatencyReport& report = response.finished().latency();
-    answer.ttft_ms = report.measured().ttft_ms();
-    answer.tpot_ms = report.measured().tpot_ms();
-    answer.in_time = report.slo_met();
-  }
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
-  return answer;
+  WITHY_ASSIGN_OR_RETURN(const ServedAnswer served, service_->Ask(request));
+  const v1::LatencyReport& report = served.finished.latency();
+  return Answer{.ttft_ms = report.measured().ttft_ms(),
+                .tpot_ms = report.measured().tpot_ms(),
+                .level_percent = served.decision.model_level_percent(),
+                .predicted_ttft_ms = served.decision.predicted().ttft_ms(),
+                .predicted_tpot_ms = served.decision.predicted().tpot_ms(),
+                .in_time = report.slo_met()};
 }
 
 // User and system time of profiler_agent so far.
 absl::StatusOr<double> ProfiledService::AgentCpuSeconds() const {
-  const std::string path = absl::StrCat("/proc/", processes_->pid("profiler_agent"), "/stat");
+  const std::string path =
+      absl::StrCat("/proc/", service_->processes().pid("profiler_agent"), "/stat");
   std::ifstream in(path);
   std::string line;
   if (!std::getline(in, line)) return absl::UnavailableError("cannot read " + path);
@@ -132,8 +102,8 @@ absl::StatusOr<AgentFigures> ProfiledService::MeasureAgent(absl::Duration each) 
   figures.core_load = (*loaded - before) / seconds;
   figures.calls = next;
 
-  const auto profiler =
-      v1::Profiler::NewStub(rpc::Connect("unix:" + processes_->run_dir() + "/profiler_agent.sock"));
+  const auto profiler = v1::Profiler::NewStub(
+      rpc::Connect("unix:" + service_->processes().run_dir() + "/profiler_agent.sock"));
   grpc::ClientContext context;
   rpc::SetTimeout(&context, kCall);
   v1::GetProfilerInfoResponse info;
@@ -145,10 +115,9 @@ absl::StatusOr<AgentFigures> ProfiledService::MeasureAgent(absl::Duration each) 
 
 absl::StatusOr<uint32_t> ProfiledService::LowestLevel() {
   grpc::ClientContext context;
-  context.AddMetadata("authorization", "Bearer " + token_);
-  rpc::SetTimeout(&context, kCall);
+  service_->Prepare(&context);
   v1::ListModelsResponse models;
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(stub_->ListModels(&context, {}, &models)));
+  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(service_->stub().ListModels(&context, {}, &models)));
   uint32_t lowest = 100;
   for (const v1::ModelDescription& model : models.models()) {
     if (model.role() != "target") continue;

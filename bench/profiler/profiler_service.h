@@ -1,6 +1,6 @@
 // The profiler beside a running service: what profiler_agent takes, and whether spans are lost.
 // Neighbours: profiler.cc reports, profiler_recovery.h changes the board under a service,
-// processes.h starts processes.
+// own_service.h starts processes.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "bench/service/processes.h"
-#include "withy/v1/llm_service.grpc.pb.h"
+#include "bench/service/own_service.h"
 
 namespace withy::bench {
 
@@ -53,10 +52,7 @@ class ProfiledService {
   ProfiledService() = default;
   absl::StatusOr<double> AgentCpuSeconds() const;
 
-  TemporaryDirectory directory_;
-  std::unique_ptr<Processes> processes_;
-  std::unique_ptr<v1::LlmService::Stub> stub_;
-  std::string token_;
+  std::unique_ptr<OwnService> service_;
   int threads_ = 2;
 };
 

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "bench/profiler/profiler_figures.h"
+#include "bench/samples.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

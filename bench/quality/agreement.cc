@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/quality/held_out.h"
@@ -123,19 +122,10 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "How far one GGUF is from another of the same function.\n"
       "usage: withy-bench-agreement --model FILE.gguf --reference FILE.gguf",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_reference).empty()) {
-    std::fprintf(stderr, "withy-bench-agreement: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-agreement: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] {
+        return !(absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_reference).empty());
+      });
 }

@@ -22,11 +22,14 @@ absl::StatusOr<std::vector<int32_t>> PromptIds(const engine::ModelBundle& bundle
 }
 
 absl::StatusOr<Question> Encode(const engine::ModelBundle& bundle, const corpus::Record& record) {
-  Question question{record.task, record.difficulty, {}, {}};
+  Question question{record.task, record.difficulty, {}, {}, {}};
   WITHY_ASSIGN_OR_RETURN(question.prompt, PromptIds(bundle, record));
   question.answer = bundle.tokenizer->Encode(record.answer, {.add_bos = false, .continues = true});
   const int32_t turn_end = bundle.tokenizer->eot_id();
   question.answer.push_back(turn_end >= 0 ? turn_end : bundle.tokenizer->eos_id());
+  for (const corpus::Message& message : record.messages) {
+    question.messages.push_back({.role = message.role, .text = message.content});
+  }
   return question;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/model/bundle.h"
+#include "engine/session/segment.h"
 #include "offline/corpus/generator.h"
 
 namespace withy::bench {
@@ -20,6 +21,7 @@ struct Question {
   int difficulty = 1;
   std::vector<int32_t> prompt;
   std::vector<int32_t> answer;  // the right answer, with the token that ends the turn
+  std::vector<engine::Segment> messages = {};  // that the prompt's ids are of
 };
 
 // Token ids of the record's conversation, up to where the assistant answers.

@@ -19,13 +19,13 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/quality/kv_ratios.h"
 #include "bench/quality/kv_scores.h"
 #include "bench/quality/kv_tasks.h"
+#include "bench/samples.h"
 #include "engine/model/bundle.h"
 #include "engine/model/scratch_kv.h"
 #include "engine/model/slow_model.h"
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<int32_t>> TextTokens(const engine::ModelBundle& bundl
 void PrintRow(const std::string& name, const Scores& s, const Scores& exact) {
   std::fprintf(stderr, "%-26s %12.4f %12.5f %12.5f %12.6f %12.6f %10.4f\n", name.c_str(),
                std::exp(Mean(s.losses)), PerplexityRatio(s, exact), RatioError(s, exact),
-               Median(s.divergences), Mean(s.divergences),
+               Summarize(s.divergences).median, Mean(s.divergences),
                static_cast<double>(s.agreed) / static_cast<double>(exact.losses.size()));
 }
 
@@ -90,7 +90,7 @@ nlohmann::json ToJson(const Scores& s, const Scores& exact) {
   return {
       {"ppl_ratio", PerplexityRatio(s, exact)},
       {"ppl_ratio_std_error", RatioError(s, exact)},
-      {"kld_median", Median(s.divergences)},
+      {"kld_median", Summarize(s.divergences).median},
       {"kld_mean", Mean(s.divergences)},
       {"top1_agreement", static_cast<double>(s.agreed) / static_cast<double>(exact.losses.size())}};
 }
@@ -186,7 +186,8 @@ nlohmann::json Report(const Scores& exact, const std::vector<Scores>& all) {
           {"ppl_16bit", std::exp(Mean(exact.losses))},
           {"ppl_ratio_8bit", PerplexityRatio(all[0], exact)},
           {"ppl_ratio_4bit", PerplexityRatio(all[1], exact)},
-          {"kld_median_4bit_vs_8bit", Median(all[1].divergences) / Median(all[0].divergences)},
+          {"kld_median_4bit_vs_8bit",
+           Summarize(all[1].divergences).median / Summarize(all[0].divergences).median},
           {"formats", formats}};
 }
 
@@ -241,19 +242,9 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Perplexity and divergence of a model over KV in every format.\n"
       "usage: withy-bench-kv-quality --model FILE.gguf --text FILE",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_text).empty()) {
-    std::fprintf(stderr, "withy-bench-kv-quality: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-kv-quality: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main,
+      [] { return !(absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_text).empty()); });
 }

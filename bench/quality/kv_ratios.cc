@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "base/charts/line_chart.h"
 #include "base/status.h"
+#include "bench/quality/printed_eq3.h"
+#include "bench/samples.h"
 #include "engine/cpu/kernels.h"
 
 namespace withy::bench {
 namespace {
 
 using engine::KvFormat;
-using policy::PrecisionPolicy;
 
 constexpr double kRatios[] = {1.0, 0.8, 0.65, 0.5, kHalfOfAll, 0.32, 0.25};
 // From the most bytes to the fewest, with the errors that the store assumes (context_store).
@@ -24,17 +26,16 @@ constexpr std::array<double, 4> kErrors = {0, 1, 5, 25};
 constexpr std::array<int, 3> kChannelBits = {8, 4, 2};
 constexpr std::array<double, 3> kChannelErrors = {0, 1, 25};
 
+enum class Choice { kDensity, kPrintedEq3, kUniform, kRecency, kRandom };
 struct Way {
   const char* name;
-  PrecisionPolicy policy;
+  Choice choice;
   bool per_channel;  // the quantiser of LLMS
 };
-constexpr Way kWays[] = {{"density", PrecisionPolicy::kDensity, false},
-                         {"eq. 3 as printed", PrecisionPolicy::kPrintedEq3, false},
-                         {"uniform", PrecisionPolicy::kUniform, false},
-                         {"recency", PrecisionPolicy::kRecency, false},
-                         {"random", PrecisionPolicy::kRandom, false},
-                         {"density, LLMS's quantiser", PrecisionPolicy::kDensity, true}};
+constexpr Way kWays[] = {
+    {"density", Choice::kDensity, false}, {"eq. 3 as printed", Choice::kPrintedEq3, false},
+    {"uniform", Choice::kUniform, false}, {"recency", Choice::kRecency, false},
+    {"random", Choice::kRandom, false},   {"density, LLMS's quantiser", Choice::kDensity, true}};
 
 // Elements of K and V of a chunk in one layer.
 size_t Elements(const engine::KvGeometry& g) {
@@ -97,14 +98,27 @@ void RoundChunk(const engine::KvGeometry& g, engine::ScratchKv& kv, int32_t chun
 }
 
 // Formats of the chunks from kFirstKept on, by index into Costs().
-policy::FormatChoice Choose(const engine::KvGeometry& g, const Way& way, double ratio,
-                            const std::vector<double>& densities, uint64_t seed) {
+std::vector<policy::KvFormatIndex> FormatsOf(const engine::KvGeometry& g, const Way& way,
+                                             double ratio, const std::vector<double>& densities,
+                                             uint64_t seed) {
+  std::mt19937_64 random(seed);
   std::vector<policy::DensityChunk> chunks;
   for (int32_t c = kFirstKept; c < kPrefilledChunks - kLastKept; ++c) {
-    chunks.push_back(
-        {.density = densities[static_cast<size_t>(c)], .tokens = engine::kChunkTokens});
+    double weight = densities[static_cast<size_t>(c)];
+    if (way.choice == Choice::kRecency) weight = static_cast<double>(chunks.size() + 1);
+    if (way.choice == Choice::kRandom) weight = static_cast<double>(random() >> 11);
+    chunks.push_back({.density = weight, .tokens = engine::kChunkTokens});
   }
-  return policy::ChooseFormats(Costs(g, way.per_channel), chunks, ratio, way.policy, seed);
+  const std::vector<policy::KvFormatCost> costs = Costs(g, way.per_channel);
+  const auto uniform = [&] {
+    return policy::ChooseFormats(costs, chunks, ratio, policy::PrecisionPolicy::kUniform).formats;
+  };
+  if (way.choice == Choice::kUniform) return uniform();
+  if (way.choice != Choice::kPrintedEq3) return policy::ChooseFormats(costs, chunks, ratio).formats;
+  const double all = static_cast<double>(chunks.size() * costs.front().chunk_bytes);
+  std::vector<policy::KvFormatIndex> printed =
+      FormatsByPrintedEq3(costs, chunks, static_cast<uint64_t>(ratio * all));
+  return printed.empty() ? uniform() : printed;
 }
 
 LineChart Chart(const std::vector<KvPolicyLine>& lines, const char* what, const char* unit,
@@ -154,11 +168,12 @@ absl::Status ScorePolicies(engine::Model& model, KvWindow& window, uint64_t seed
   for (size_t w = 0; w < lines->size(); ++w) {
     const Way& way = kWays[w];
     for (KvPolicyLine::Point& point : (*lines)[w].points) {
-      const policy::FormatChoice choice = Choose(g, way, point.ratio, densities, seed);
+      const std::vector<policy::KvFormatIndex> formats =
+          FormatsOf(g, way, point.ratio, densities, seed);
       const auto alter = [&](engine::ScratchKv& altered) {
-        for (size_t i = 0; i < choice.formats.size(); ++i) {
+        for (size_t i = 0; i < formats.size(); ++i) {
           const int32_t chunk = kFirstKept + static_cast<int32_t>(i);
-          const size_t format = choice.formats[i];
+          const size_t format = formats[i];
           if (way.per_channel) {
             RoundChunk(g, altered, chunk, kChannelBits[format]);
           } else if (format > 0) {
@@ -166,8 +181,11 @@ absl::Status ScorePolicies(engine::Model& model, KvWindow& window, uint64_t seed
           }
         }
       };
-      point.bytes = static_cast<double>(choice.bytes) /
-                    static_cast<double>(choice.formats.size() * g.ChunkBytes(KvFormat::kQ8));
+      const std::vector<policy::KvFormatCost> costs = Costs(g, way.per_channel);
+      uint64_t bytes = 0;
+      for (const policy::KvFormatIndex format : formats) bytes += costs[format].chunk_bytes;
+      point.bytes = static_cast<double>(bytes) /
+                    static_cast<double>(formats.size() * g.ChunkBytes(KvFormat::kQ8));
       WITHY_RETURN_IF_ERROR(
           window.Score(way.per_channel ? KvFormat::kF16 : KvFormat::kQ8, alter, &point.scores));
     }

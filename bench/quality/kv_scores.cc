@@ -17,16 +17,6 @@ constexpr int32_t kPiece = 128;  // rows scored in one pass; bounds the memory f
 
 }  // namespace
 
-double Mean(const std::vector<double>& x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-}
-
-double Median(std::vector<double> x) {
-  const auto middle = x.begin() + static_cast<ptrdiff_t>(x.size() / 2);
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
-}
-
 double PerplexityRatio(const Scores& scores, const Scores& exact) {
   return std::exp(Mean(scores.losses) - Mean(exact.losses));
 }

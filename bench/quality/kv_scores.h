@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/samples.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 
@@ -27,8 +28,6 @@ struct Scores {
   int64_t agreed = 0;               // rows whose likeliest token is the reference's
 };
 
-double Mean(const std::vector<double>& x);
-double Median(std::vector<double> x);
 double PerplexityRatio(const Scores& scores, const Scores& exact);
 // Standard error of the perplexity ratio, from the differences of the losses token by token.
 double RatioError(const Scores& scores, const Scores& exact);

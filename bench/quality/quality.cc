@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -274,19 +273,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Accuracy of a model's levels beside other methods.\n"
       "usage: withy-bench-quality --models NAME=FILE.gguf,NAME@LEVEL=FILE.gguf,…",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_models).empty()) {
-    std::fprintf(stderr, "withy-bench-quality: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-quality: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] { return !(absl::GetFlag(FLAGS_models).empty()); });
 }

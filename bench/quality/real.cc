@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/program_flags.h"
@@ -22,6 +21,7 @@
 #include "bench/quality/real_door.h"
 #include "bench/quality/real_peer.h"
 #include "bench/quality/real_texts.h"
+#include "bench/samples.h"
 #include "engine/session/served_model.h"
 #include "engine/session/text_scorer.h"
 
@@ -264,19 +264,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "A real model against an independent runtime on the same file.\n"
       "usage: withy-bench-real --model FILE.gguf [--python build/real-peer/bin/python] [--peer]",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_model).empty()) {
-    std::fprintf(stderr, "withy-bench-real: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-real: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] { return !(absl::GetFlag(FLAGS_model).empty()); });
 }

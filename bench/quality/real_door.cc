@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <curl/curl.h>
-#include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -10,14 +9,11 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "bench/service/processes.h"
-#include "bench/service/service_client.h"
-#include "rpc/channel.h"
-#include "rpc/status.h"
-#include "withy/v1/llm_service.grpc.pb.h"
+#include "bench/service/own_service.h"
 
 namespace withy::bench {
 namespace {
@@ -49,25 +45,10 @@ double MillisSince(int64_t begun_ns) {
   return static_cast<double>(Clock::Real().SteadyNanos() - begun_ns) / 1e6;
 }
 
-absl::StatusOr<double> AskOverGrpc(v1::LlmService::Stub& stub, const std::string& token,
-                                   int round) {
-  v1::GenerateRequest request;
-  v1::Message& message = *request.mutable_prompt()->mutable_messages()->add_messages();
-  message.set_role("user");
-  message.set_content(PromptOf(round));
-  request.mutable_limits()->set_max_tokens(kDoorTokens);
-  request.mutable_sampling()->set_temperature(0);
-  grpc::ClientContext context;
-  context.AddMetadata("authorization", "Bearer " + token);
-  rpc::SetTimeout(&context, kDoorCall);
-  const int64_t begun = Clock::Real().SteadyNanos();
-  double first_ms = 0;
-  const auto reader = stub.Generate(&context, request);
-  for (v1::GenerateResponse response; reader->Read(&response);) {
-    if (first_ms == 0 && response.delta().tokens_size() > 0) first_ms = MillisSince(begun);
-  }
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
-  return first_ms;
+absl::StatusOr<double> AskOverGrpc(OwnService& service, int round) {
+  WITHY_ASSIGN_OR_RETURN(const ServedAnswer answer,
+                         service.Ask(GreedyRequest(PromptOf(round), kDoorTokens)));
+  return answer.ttft_ms;
 }
 
 struct HttpAnswer {
@@ -126,25 +107,16 @@ absl::StatusOr<double> AskOverHttp(const std::string& address, const std::string
 absl::StatusOr<DoorTimes> MeasureDoor(const std::string& model, int threads, int rounds) {
   const int port = FreeTcpPort();
   const std::string http = absl::StrCat("127.0.0.1:", port);
-  WITHY_ASSIGN_OR_RETURN(const TemporaryDirectory directory,
-                         TemporaryDirectory::Create("withy-real"));
   WITHY_ASSIGN_OR_RETURN(
-      Processes processes,
-      Processes::Create(directory.path(),
-                        absl::StrCat("log_level: \"warn\"\norchestrator { tlm_path: \"off\" "
-                                     "audit_off: true probe_off: true http_listen: \"",
-                                     http, "\" }\nmodel { path: \"", model, "\" threads: ", threads,
-                                     " }\nprofiler { metrics_listen: \"off\" }\n")));
-  for (const std::string& name : kAllProcesses) WITHY_RETURN_IF_ERROR(processes.Start(name));
-  const auto stub =
-      v1::LlmService::NewStub(rpc::Connect("unix:" + processes.run_dir() + "/withy.sock"));
-  WITHY_ASSIGN_OR_RETURN(const std::string token, BindNewApp(*stub, "bench"));
-  WITHY_RETURN_IF_ERROR(
-      AwaitAnswer(processes, [&] { return AskOverGrpc(*stub, token, 0).status(); }));
+      const auto service,
+      OwnService::Start(
+          {.orchestrator = absl::StrCat("probe_off: true http_listen: \"", http, "\""),
+           .model = absl::StrCat("path: \"", model, "\" threads: ", threads)}));
+  const std::string& token = service->token();
   WITHY_RETURN_IF_ERROR(AskOverHttp("http://" + http, token, 1).status());
   DoorTimes times;
   for (int round = 0; round < rounds; ++round) {
-    WITHY_ASSIGN_OR_RETURN(times.grpc_ms.emplace_back(), AskOverGrpc(*stub, token, 2 + 2 * round));
+    WITHY_ASSIGN_OR_RETURN(times.grpc_ms.emplace_back(), AskOverGrpc(*service, 2 + 2 * round));
     WITHY_ASSIGN_OR_RETURN(times.http_ms.emplace_back(),
                            AskOverHttp("http://" + http, token, 3 + 2 * round));
   }

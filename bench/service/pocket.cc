@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "base/clock.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/quality/held_out.h"
+#include "bench/service/ask.h"
 #include "bench/service/prompt_wire.h"
 #include "offline/corpus/generator.h"
 #include "rpc/channel.h"
@@ -65,21 +65,10 @@ v1::GenerateRequest RequestFor(const corpus::Record& record, const std::string& 
 }
 
 // Makes one call; retries it while the service asks for a retry.
-absl::Status Ask(v1::LlmService::Stub& stub, const v1::GenerateRequest& request, std::string* text,
-                 std::vector<int32_t>* ids) {
+absl::StatusOr<ServedAnswer> Ask(v1::LlmService::Stub& stub, const v1::GenerateRequest& request) {
   while (true) {
-    grpc::ClientContext context;
-    context.AddMetadata("authorization", "Bearer " + absl::GetFlag(FLAGS_token));
-    rpc::SetTimeout(&context, absl::Seconds(120));
-    const auto reader = stub.Generate(&context, request);
-    v1::GenerateResponse response;
-    ids->clear();
-    while (reader->Read(&response)) {
-      for (const v1::Token& token : response.delta().tokens()) ids->push_back(token.id());
-      if (response.has_finished()) *text = response.finished().text();
-    }
-    absl::Status status = rpc::FromGrpc(reader->Finish());
-    if (status.code() != absl::StatusCode::kResourceExhausted) return status;
+    absl::StatusOr<ServedAnswer> answer = AskService(stub, absl::GetFlag(FLAGS_token), request);
+    if (!absl::IsResourceExhausted(answer.status())) return answer;
   }
 }
 
@@ -101,9 +90,12 @@ absl::StatusOr<Score> Run(const std::string& model) {
     callers.emplace_back([&, caller] {
       for (int i = next++; i < count && failures[caller].ok(); i = next++) {
         const corpus::Record record = generator.At(static_cast<uint64_t>(i));
-        std::string& text = score.texts[static_cast<size_t>(i)];
-        failures[caller] = Ask(*stub, RequestFor(record, model), &text, &score.answers[i]);
-        right[i] = text == record.answer ? 1 : 0;
+        absl::StatusOr<ServedAnswer> answer = Ask(*stub, RequestFor(record, model));
+        failures[caller] = answer.status();
+        if (!answer.ok()) break;
+        right[i] = answer->finished.text() == record.answer ? 1 : 0;
+        score.texts[static_cast<size_t>(i)] = std::move(*answer->finished.mutable_text());
+        score.answers[i] = std::move(answer->tokens);
         if (++done % 100 == 0)
           std::fprintf(stderr, "\r%s: %d of %d", model.c_str(), done.load(), count);
       }
@@ -210,21 +202,12 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Scores held-out prompts through a running service, which ./withy bench pocket starts.\n"
       "usage: withy-bench-pocket --address unix:PATH --token TOKEN --draft FILE.gguf",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
-      absl::GetFlag(FLAGS_draft).empty() || absl::GetFlag(FLAGS_count) < 1 ||
-      absl::GetFlag(FLAGS_callers) < 1) {
-    std::fprintf(stderr, "withy-bench-pocket: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-pocket: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] {
+        return !(absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
+                 absl::GetFlag(FLAGS_draft).empty() || absl::GetFlag(FLAGS_count) < 1 ||
+                 absl::GetFlag(FLAGS_callers) < 1);
+      });
 }

@@ -26,10 +26,10 @@ namespace fs = std::filesystem;
 
 constexpr size_t kTailBytes = 2000;
 
-fs::path BinaryOf(const std::string& process) {
+std::string ProgramOf(const std::string& process) {
   std::string name = "withy-" + process;
   std::replace(name.begin(), name.end(), '_', '-');
-  return fs::read_symlink("/proc/self/exe").parent_path() / name;
+  return name;
 }
 
 }  // namespace
@@ -73,7 +73,9 @@ Processes::~Processes() {
 }
 
 absl::Status Processes::Start(const std::string& name) {
-  std::string binary = BinaryOf(name).string();
+  const auto other = programs_.find(name);
+  const std::string program = other == programs_.end() ? ProgramOf(name) : other->second;
+  std::string binary = fs::read_symlink("/proc/self/exe").parent_path() / program;
   std::string flag = "--config", config = directory_ + "/withy.textproto";
   char* argv[] = {binary.data(), flag.data(), config.data(), nullptr};
   posix_spawn_file_actions_t actions;

@@ -49,6 +49,8 @@ class Processes {
   void set_environment(std::vector<std::string> environment) {
     environment_ = std::move(environment);
   }
+  // Another program of the same directory is this process from now on.
+  void Use(const std::string& name, const std::string& program) { programs_[name] = program; }
   // Does not wait. The log is DIRECTORY/NAME.log. Errors: NOT_FOUND (no such binary), others of
   // posix_spawn(3).
   absl::Status Start(const std::string& name);
@@ -76,6 +78,7 @@ class Processes {
 
   std::string directory_;
   std::vector<std::string> environment_;
+  std::map<std::string, std::string> programs_;  // by process, others than its own
   std::map<std::string, pid_t> running_;
 };
 

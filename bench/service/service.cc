@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "base/clock.h"
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "bench/engine/engine_bench.h"
+#include "bench/samples.h"
+#include "bench/service/ask.h"
 #include "engine/model/model.h"
 #include "rpc/channel.h"
-#include "rpc/status.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 
 ABSL_FLAG(std::string, address, "", "of the service");
@@ -35,6 +35,8 @@ namespace withy::bench {
 namespace {
 
 constexpr int kAnswerTokens = 64;
+constexpr char kAddedTtft[] = "service adds to TTFT, ms";
+constexpr char kAddedTpot[] = "service adds to TPOT, share";
 
 struct Call {
   double ttft_ms = 0;
@@ -56,38 +58,17 @@ absl::StatusOr<Call> ThroughService(v1::LlmService::Stub& stub, int round) {
   request.mutable_prompt()->set_text(Prompt(absl::GetFlag(FLAGS_words), round));
   request.mutable_limits()->set_max_tokens(kAnswerTokens);
   request.mutable_sampling()->set_temperature(0);
-  grpc::ClientContext context;
-  context.AddMetadata("authorization", "Bearer " + absl::GetFlag(FLAGS_token));
-  rpc::SetTimeout(&context, absl::Seconds(300));
-  const int64_t start = Clock::Real().SteadyNanos();
-  int64_t first = 0, last = 0;
-  int first_tokens = 0, tokens = 0;
-  Call call;
-  const auto reader = stub.Generate(&context, request);
-  v1::GenerateResponse response;
-  while (reader->Read(&response)) {
-    if (response.delta().tokens_size() > 0) {
-      last = Clock::Real().SteadyNanos();
-      tokens += response.delta().tokens_size();
-      if (first == 0) {
-        first = last;
-        first_tokens = tokens;
-      }
-    }
-    if (response.has_finished()) {
-      call.prompt_tokens = static_cast<int>(response.finished().usage().prompt_tokens());
-      call.told = response.finished().latency();
-    }
-  }
-  WITHY_RETURN_IF_ERROR(rpc::FromGrpc(reader->Finish()));
-  if (tokens - first_tokens < kAnswerTokens / 2) {
+  WITHY_ASSIGN_OR_RETURN(const ServedAnswer answer,
+                         AskService(stub, absl::GetFlag(FLAGS_token), request));
+  if (answer.tokens.size() < kAnswerTokens / 2) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the model ended its answer after ", tokens,
+        absl::StrCat("the model ended its answer after ", answer.tokens.size(),
                      " tokens: too few to time; take another model"));
   }
-  call.ttft_ms = static_cast<double>(first - start) / kNanosPerMilli;
-  call.tpot_ms = static_cast<double>(last - first) / kNanosPerMilli / (tokens - first_tokens);
-  return call;
+  return Call{.ttft_ms = answer.ttft_ms,
+              .tpot_ms = answer.tpot_ms,
+              .prompt_tokens = static_cast<int>(answer.finished.usage().prompt_tokens()),
+              .told = answer.finished.latency()};
 }
 
 absl::StatusOr<Call> ByEngine(EngineBench& engine, int prompt_tokens) {
@@ -96,11 +77,6 @@ absl::StatusOr<Call> ByEngine(EngineBench& engine, int prompt_tokens) {
   return Call{.ttft_ms = prompt_tokens / prefill * 1e3,
               .tpot_ms = 1e3 / decode,
               .prompt_tokens = prompt_tokens};
-}
-
-void Print(const char* name, const Spread& spread, const char* unit) {
-  std::fprintf(stderr, "%-28s %9.2f (%.2f to %.2f) %s\n", name, spread.median, spread.low,
-               spread.high, unit);
 }
 
 absl::Status Main() {
@@ -113,42 +89,30 @@ absl::Status Main() {
   EngineBench engine(*model);
   const auto stub = v1::LlmService::NewStub(rpc::Connect(absl::GetFlag(FLAGS_address)));
   WITHY_RETURN_IF_ERROR(ThroughService(*stub, pairs).status());  // warms the service up
-  std::vector<double> served_ttft, served_tpot, own_ttft, own_tpot, more_ttft, more_tpot;
-  std::vector<double> queue, load, prefill, rest;  // parts of the served TTFT
+  Samples samples;  // ms, but for the TPOT that is added, a share
   int prompt_tokens = 0;
   for (int pair = 0; pair < pairs; ++pair) {
     WITHY_ASSIGN_OR_RETURN(const Call served, ThroughService(*stub, pair));
     WITHY_ASSIGN_OR_RETURN(const Call own, ByEngine(engine, served.prompt_tokens));
     prompt_tokens = served.prompt_tokens;
-    served_ttft.push_back(served.ttft_ms);
-    served_tpot.push_back(served.tpot_ms);
-    own_ttft.push_back(own.ttft_ms);
-    own_tpot.push_back(own.tpot_ms);
-    queue.push_back(served.told.queue_ms());
-    load.push_back(served.told.load_ms());
-    prefill.push_back(served.told.prefill_ms() - own.ttft_ms);
-    rest.push_back(served.ttft_ms - served.told.queue_ms() - served.told.load_ms() -
-                   served.told.prefill_ms());
-    more_ttft.push_back(served.ttft_ms - own.ttft_ms);
-    more_tpot.push_back(served.tpot_ms / own.tpot_ms - 1);
+    samples.Add("engine TTFT, ms", own.ttft_ms);
+    samples.Add("service TTFT, ms", served.ttft_ms);
+    samples.Add("engine TPOT, ms", own.tpot_ms);
+    samples.Add("service TPOT, ms", served.tpot_ms);
+    samples.Add(kAddedTtft, served.ttft_ms - own.ttft_ms);
+    samples.Add("  until the worker starts it, ms", served.told.queue_ms());
+    samples.Add("  for the lease, ms", served.told.load_ms());
+    samples.Add("  prefill beyond the engine's, ms", served.told.prefill_ms() - own.ttft_ms);
+    samples.Add("  on the way, ms", served.ttft_ms - served.told.queue_ms() -
+                                        served.told.load_ms() - served.told.prefill_ms());
+    samples.Add(kAddedTpot, served.tpot_ms / own.tpot_ms - 1);
     std::fprintf(stderr, "\rpair %d of %d", pair + 1, pairs);
   }
   std::fprintf(stderr, "\r%d prompt tokens, %d answer tokens, %d pairs\n", prompt_tokens,
                kAnswerTokens, pairs);
-  Print("engine TTFT", Summarize(own_ttft), "ms");
-  Print("service TTFT", Summarize(served_ttft), "ms");
-  Print("engine TPOT", Summarize(own_tpot), "ms");
-  Print("service TPOT", Summarize(served_tpot), "ms");
-  const Spread ttft = Summarize(more_ttft);
-  const Spread tpot = Summarize(more_tpot);
-  Print("service adds to TTFT", ttft, "ms");
-  Print("  until the worker starts it", Summarize(queue), "ms");
-  Print("  for the lease", Summarize(load), "ms");
-  Print("  prefill beyond the engine's", Summarize(prefill), "ms");
-  Print("  on the way", Summarize(rest), "ms");
-  Print("service adds to TPOT", tpot, "of it");
+  samples.Print(stderr);
   std::printf("{\"prompt_tokens\": %d, \"ttft_added_ms\": %.3f, \"tpot_added\": %.4f}\n",
-              prompt_tokens, ttft.median, tpot.median);
+              prompt_tokens, samples.Median(kAddedTtft), samples.Median(kAddedTpot));
   return absl::OkStatus();
 }
 
@@ -156,22 +120,13 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "What a running service, which ./withy bench service --model FILE.gguf starts, adds to the "
       "engine's time.\n"
       "usage: withy-bench-service --address unix:PATH --token TOKEN --model FILE.gguf",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
-      absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_pairs) < 1 ||
-      absl::GetFlag(FLAGS_words) < 1) {
-    std::fprintf(stderr, "withy-bench-service: %s\n",
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-service: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, withy::bench::Main, [] {
+        return !(absl::GetFlag(FLAGS_address).empty() || absl::GetFlag(FLAGS_token).empty() ||
+                 absl::GetFlag(FLAGS_model).empty() || absl::GetFlag(FLAGS_pairs) < 1 ||
+                 absl::GetFlag(FLAGS_words) < 1);
+      });
 }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -414,23 +413,15 @@ class Bench {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "The end-to-end proof; ./withy bench slo starts the service.\n"
       "usage: withy-bench-slo --pocket ELASTIC.gguf --model INFLATED.gguf --tlm TLM.gguf "
       "[--address unix:PATH --tokens TOKEN,…]",
-      argc, argv);
-  if (absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
-      absl::GetFlag(FLAGS_tlm).empty() ||
-      absl::GetFlag(FLAGS_address).empty() != absl::GetFlag(FLAGS_tokens).empty() ||
-      absl::GetFlag(FLAGS_alphas).empty()) {
-    std::fprintf(stderr, "withy-bench-slo: %s\n", std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
-  }
-  withy::bench::Bench bench;
-  const absl::Status status = bench.Run();
-  if (!status.ok()) {
-    std::fprintf(stderr, "withy-bench-slo: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+      argc, argv, [] { return withy::bench::Bench().Run(); },
+      [] {
+        return !(absl::GetFlag(FLAGS_pocket).empty() || absl::GetFlag(FLAGS_model).empty() ||
+                 absl::GetFlag(FLAGS_tlm).empty() ||
+                 absl::GetFlag(FLAGS_address).empty() != absl::GetFlag(FLAGS_tokens).empty() ||
+                 absl::GetFlag(FLAGS_alphas).empty());
+      });
 }

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "bench/engine/engine_bench.h"
+#include "bench/samples.h"
 #include "engine/model/scratch_kv.h"
 
 namespace withy::bench {
@@ -57,12 +58,12 @@ class Passes {
 };
 
 // Samples of one level.
-struct Samples {
+struct LevelSamples {
   std::array<std::vector<double>, kPassRows.size()> pass;
   std::vector<double> deep_many, deep_one;
 };
 
-absl::Status MeasureRound(Passes& passes, int32_t level, Samples* samples) {
+absl::Status MeasureRound(Passes& passes, int32_t level, LevelSamples* samples) {
   // Fills the context, too.
   for (int32_t depth = 0; depth < kDepth; depth += kPassRows.back()) {
     WITHY_RETURN_IF_ERROR(passes.Run(level, kPassRows.back(), depth).status());
@@ -75,7 +76,7 @@ absl::Status MeasureRound(Passes& passes, int32_t level, Samples* samples) {
   return absl::OkStatus();
 }
 
-VariantTimes TimesOf(const Samples& samples) {
+VariantTimes TimesOf(const LevelSamples& samples) {
   VariantTimes times;
   for (size_t i = 0; i < kPassRows.size(); ++i) {
     times.pass_ms[i] = Summarize(samples.pass[i]).median;
@@ -161,7 +162,7 @@ absl::StatusOr<std::vector<VariantTimes>> MeasureVariants(engine::Model& model, 
                                                    " tokens is too short to be measured"));
   }
   Passes passes(model);
-  std::vector<Samples> samples(model.info().levels.size());
+  std::vector<LevelSamples> samples(model.info().levels.size());
   for (int round = 0; round <= rounds; ++round) {
     for (size_t level = 0; level < samples.size(); ++level) {
       WITHY_RETURN_IF_ERROR(MeasureRound(passes, static_cast<int32_t>(level), &samples[level]));
@@ -169,7 +170,7 @@ absl::StatusOr<std::vector<VariantTimes>> MeasureVariants(engine::Model& model, 
     }
   }
   std::vector<VariantTimes> times;
-  for (const Samples& level : samples) times.push_back(TimesOf(level));
+  for (const LevelSamples& level : samples) times.push_back(TimesOf(level));
   return times;
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bench/engine/engine_bench.h"
+#include "bench/samples.h"
 #include "bench/service/prompt_wire.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"

@@ -19,10 +19,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/program_flags.h"
 #include "base/status.h"
+#include "bench/samples.h"
+#include "bench/service/own_service.h"
 #include "bench/service/prompt_wire.h"
 #include "bench/speculation/speculation_models.h"
 #include "bench/speculation/speculation_prompts.h"
-#include "bench/speculation/speculation_service.h"
 #include "offline/corpus/generator.h"
 
 ABSL_FLAG(std::string, model, "", "the target's GGUF file; default: the pocket model");
@@ -80,26 +81,40 @@ v1::GenerateRequest RequestFor(int index) {
 }
 
 // The pair that is measured; set once.
-struct Pair {
-  std::string target = PocketFile(kPocketTarget);
-  std::string draft = PocketFile(kPocketDraft);
-};
-Pair& ThePair() {
-  static Pair pair;
+PairFiles& ThePair() {
+  static PairFiles pair;
   return pair;
 }
 
-SpeculationServiceOptions Options() {
-  return {.model = ThePair().target,
-          .draft = ThePair().draft,
-          .packed_dir = absl::GetFlag(FLAGS_packed_dir),
-          .threads = absl::GetFlag(FLAGS_threads)};
+// How the service is set up, beside its models.
+struct Setup {
+  std::string target = ThePair().target;
+  int tree_rows = 0;                 // 0: the default
+  bool always = false;               // verifies all that is drafted
+  uint64_t weight_budget_bytes = 0;  // of the target; 0: all weights stay in memory
+  bool windows = true;               // drafts while a pass waits for weights
+};
+
+absl::StatusOr<std::unique_ptr<OwnService>> Start(const Setup& setup) {
+  const std::string threads = absl::StrCat("threads: ", absl::GetFlag(FLAGS_threads));
+  std::string target = absl::StrCat(threads, " path: \"", setup.target, "\"");
+  if (setup.tree_rows > 0) absl::StrAppend(&target, " tree_rows: ", setup.tree_rows);
+  if (setup.weight_budget_bytes > 0) {
+    absl::StrAppend(&target, " weight_budget_bytes: ", setup.weight_budget_bytes);
+  }
+  if (!setup.windows) absl::StrAppend(&target, " speculation_windows_off: true");
+  if (setup.always) absl::StrAppend(&target, " speculate_always: true");
+  return OwnService::Start(
+      {.orchestrator = "probe_off: true",
+       .model = target,
+       .draft = absl::StrCat(threads, " idle_upgrade_s: 0 path: \"", ThePair().draft, "\""),
+       .packed_dir = absl::GetFlag(FLAGS_packed_dir)});
 }
 
 // Asks all prompts, several at once; by prompt.
-absl::StatusOr<std::vector<SpeculationAnswer>> AskAll(SpeculationService& service, int count,
-                                                      v1::Speculation speculation) {
-  std::vector<SpeculationAnswer> answers(static_cast<size_t>(count));
+absl::StatusOr<std::vector<ServedAnswer>> AskAll(OwnService& service, int count,
+                                                 v1::Speculation speculation) {
+  std::vector<ServedAnswer> answers(static_cast<size_t>(count));
   std::vector<absl::Status> statuses(static_cast<size_t>(absl::GetFlag(FLAGS_callers)));
   std::vector<std::thread> callers;
   for (size_t caller = 0; caller < statuses.size(); ++caller) {
@@ -121,16 +136,17 @@ absl::StatusOr<std::vector<SpeculationAnswer>> AskAll(SpeculationService& servic
   return answers;
 }
 
-void Add(const std::vector<SpeculationAnswer>& plain, const std::vector<SpeculationAnswer>& drafted,
+void Add(const std::vector<ServedAnswer>& plain, const std::vector<ServedAnswer>& drafted,
          Compared* sum) {
   for (size_t i = 0; i < plain.size(); ++i) {
     ++sum->prompts;
-    if (plain[i].tokens != drafted[i].tokens || plain[i].text != drafted[i].text) {
+    if (plain[i].tokens != drafted[i].tokens ||
+        plain[i].finished.text() != drafted[i].finished.text()) {
       ++sum->mismatches;
-      std::fprintf(stderr, "prompt %zu: \"%s\" instead of \"%s\"\n", i, drafted[i].text.c_str(),
-                   plain[i].text.c_str());
+      std::fprintf(stderr, "prompt %zu: \"%s\" instead of \"%s\"\n", i,
+                   drafted[i].finished.text().c_str(), plain[i].finished.text().c_str());
     }
-    for (const v1::SourceReport& source : drafted[i].report.sources()) {
+    for (const v1::SourceReport& source : drafted[i].finished.speculation().sources()) {
       sum->drafted += source.drafted_tokens();
       sum->accepted += source.accepted_tokens();
     }
@@ -149,17 +165,17 @@ struct Verification {
 };
 
 // Every source; `plain` is asked for once.
-absl::Status CompareSources(const Verification& way, std::vector<SpeculationAnswer>* plain,
+absl::Status CompareSources(const Verification& way, std::vector<ServedAnswer>* plain,
                             Compared* all, nlohmann::json* accepted) {
-  SpeculationServiceOptions options = Options();
+  Setup options;
   options.tree_rows = way.tree_rows;
   options.weight_budget_bytes = way.weight_budget_bytes;
   options.always = true;
-  WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(options));
+  WITHY_ASSIGN_OR_RETURN(const auto service, Start(options));
   if (plain->empty()) {
     WITHY_ASSIGN_OR_RETURN(*plain, AskAll(*service, way.prompts, v1::SPECULATION_OFF));
   }
-  const std::vector<SpeculationAnswer> expected(plain->begin(), plain->begin() + way.prompts);
+  const std::vector<ServedAnswer> expected(plain->begin(), plain->begin() + way.prompts);
   const char* const place = way.weight_budget_bytes > 0 ? "streamed" : "resident";
   for (const auto& [name, source] : kSources) {
     Compared one;
@@ -185,7 +201,7 @@ absl::Status CompareAnswers(nlohmann::json* report) {
   constexpr int kTreeRows = 17;
   Compared all, streamed;
   nlohmann::json accepted;
-  std::vector<SpeculationAnswer> plain;
+  std::vector<ServedAnswer> plain;
   // Trees of this size see all prompts, those of other sizes a share.
   WITHY_RETURN_IF_ERROR(
       CompareSources({.tree_rows = kTreeRows, .prompts = count}, &plain, &all, &accepted));
@@ -195,7 +211,7 @@ absl::Status CompareAnswers(nlohmann::json* report) {
   }
   if (absl::GetFlag(FLAGS_streamed)) {
     Verification way{.tree_rows = kTreeRows, .prompts = count};
-    WITHY_ASSIGN_OR_RETURN(way.weight_budget_bytes, HalfStreamedBudget(Options().model));
+    WITHY_ASSIGN_OR_RETURN(way.weight_budget_bytes, HalfStreamedBudget(ThePair().target));
     WITHY_RETURN_IF_ERROR(CompareSources(way, &plain, &streamed, nullptr));
   }
   (*report)["prompts"] = count;
@@ -206,15 +222,10 @@ absl::Status CompareAnswers(nlohmann::json* report) {
   return absl::OkStatus();
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // Times some requests with each setting, in turns; returns the median over rounds of the ratio of
 // plain decoding time to that of each of `settings`.
 absl::StatusOr<std::map<std::string, double>> Speedups(
-    SpeculationService& service, const std::vector<v1::GenerateRequest>& requests,
+    OwnService& service, const std::vector<v1::GenerateRequest>& requests,
     const std::vector<std::pair<const char*, v1::Speculation>>& settings) {
   std::map<std::string, std::vector<double>> ratios;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
@@ -228,7 +239,7 @@ absl::StatusOr<std::map<std::string, double>> Speedups(
         // Plain and drafted take turns, the first of them, too.
         for (const bool drafted : {i % 2 == 0, i % 2 != 0}) {
           request.set_speculation(drafted ? speculation : v1::SPECULATION_OFF);
-          WITHY_ASSIGN_OR_RETURN(const SpeculationAnswer answer, service.Ask(request));
+          WITHY_ASSIGN_OR_RETURN(const ServedAnswer answer, service.Ask(request));
           (drafted ? with : without) += answer.decode_ms;
         }
       }
@@ -236,11 +247,11 @@ absl::StatusOr<std::map<std::string, double>> Speedups(
     }
   }
   std::map<std::string, double> medians;
-  for (const auto& [name, values] : ratios) medians[name] = Median(values);
+  for (const auto& [name, values] : ratios) medians[name] = Summarize(values).median;
   return medians;
 }
 
-v1::GenerateRequest GreedyRequest(int index) {
+v1::GenerateRequest GreedyPrompt(int index) {
   v1::GenerateRequest request = RequestFor(index);
   request.mutable_sampling()->set_temperature(0);
   return request;
@@ -262,12 +273,12 @@ int LongestOfTen(int group) {
 absl::Status TimeResident(nlohmann::json* report, double* worst) {
   const int count = absl::GetFlag(FLAGS_timed);
   if (count == 0) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(Options()));
+  WITHY_ASSIGN_OR_RETURN(const auto service, Start({}));
   std::vector<v1::GenerateRequest> held_out, noise, long_answers;
   for (int i = 0; i < count; ++i) {
-    v1::GenerateRequest request = GreedyRequest(2 * i);
+    v1::GenerateRequest request = GreedyPrompt(2 * i);
     held_out.push_back(request);
-    if (i % 4 == 0) long_answers.push_back(GreedyRequest(LongestOfTen(i / 4)));
+    if (i % 4 == 0) long_answers.push_back(GreedyPrompt(LongestOfTen(i / 4)));
     // At this temperature no draft is of use.
     request.mutable_sampling()->set_temperature(3);
     request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
@@ -314,12 +325,12 @@ absl::Status TimeWindows(nlohmann::json* report) {
                            {"prefix_windows", true, v1::SPECULATION_PREFIX},
                            {"draft", false, v1::SPECULATION_DRAFT},
                            {"draft_windows", true, v1::SPECULATION_DRAFT}};
-  SpeculationServiceOptions options = Options();
-  WITHY_ASSIGN_OR_RETURN(options.weight_budget_bytes, HalfStreamedBudget(options.model));
-  std::map<bool, std::unique_ptr<SpeculationService>> services;
+  Setup options;
+  WITHY_ASSIGN_OR_RETURN(options.weight_budget_bytes, HalfStreamedBudget(options.target));
+  std::map<bool, std::unique_ptr<OwnService>> services;
   for (const bool windows : {false, true}) {
     options.windows = windows;
-    WITHY_ASSIGN_OR_RETURN(services[windows], SpeculationService::Start(options));
+    WITHY_ASSIGN_OR_RETURN(services[windows], Start(options));
   }
   int mismatches = 0;
   for (int i = 0; i < count; ++i) {
@@ -327,16 +338,16 @@ absl::Status TimeWindows(nlohmann::json* report) {
     for (size_t turn = 0; turn < ways.size(); ++turn) {
       // "plain" is first, so that the others are compared with it.
       Way& way = ways[turn == 0 ? 0 : 1 + (turn + static_cast<size_t>(i)) % (ways.size() - 1)];
-      v1::GenerateRequest request = GreedyRequest(LongestOfTen(i));
+      v1::GenerateRequest request = GreedyPrompt(LongestOfTen(i));
       request.set_speculation(way.speculation);
-      WITHY_ASSIGN_OR_RETURN(const SpeculationAnswer answer, services[way.windows]->Ask(request));
+      WITHY_ASSIGN_OR_RETURN(const ServedAnswer answer, services[way.windows]->Ask(request));
       if (turn == 0) expected = answer.tokens;
       mismatches += answer.tokens == expected ? 0 : 1;
       way.ms += answer.decode_ms;
       way.tokens += static_cast<double>(answer.tokens.size()) - 1;
-      way.passes += answer.report.target_passes();
-      way.drafted += answer.report.window_drafted_tokens();
-      way.kept += answer.report.window_kept_tokens();
+      way.passes += answer.finished.speculation().target_passes();
+      way.drafted += answer.finished.speculation().window_drafted_tokens();
+      way.kept += answer.finished.speculation().window_kept_tokens();
     }
   }
   for (const Way& way : ways) {
@@ -358,22 +369,17 @@ absl::Status TimeWindows(nlohmann::json* report) {
 }
 
 absl::Status TimeReal(nlohmann::json* report, double* worst) {
-  SpeculationServiceOptions options = Options();
-  options.model = absl::GetFlag(FLAGS_real);
-  if (options.model.empty()) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(const auto service, SpeculationService::Start(options));
+  Setup options;
+  options.target = absl::GetFlag(FLAGS_real);
+  if (options.target.empty()) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(const auto service, Start(options));
   nlohmann::json by_kind;
   double sum = 0;
   for (const PromptKind& kind : SpeculationPrompts()) {
     std::vector<v1::GenerateRequest> requests;
     for (const std::string& prompt : kind.prompts) {
-      v1::GenerateRequest& request = requests.emplace_back();
-      v1::Message* message = request.mutable_prompt()->mutable_messages()->add_messages();
-      message->set_role("user");
-      message->set_content(prompt);
-      request.mutable_limits()->set_max_tokens(
-          static_cast<uint32_t>(absl::GetFlag(FLAGS_real_tokens)));
-      request.mutable_sampling()->set_temperature(0);
+      requests.push_back(
+          GreedyRequest(prompt, static_cast<uint32_t>(absl::GetFlag(FLAGS_real_tokens))));
     }
     WITHY_ASSIGN_OR_RETURN(const auto speedups,
                            Speedups(*service, requests, {{"auto", v1::SPECULATION_AUTO}}));
@@ -388,26 +394,15 @@ absl::Status TimeReal(nlohmann::json* report, double* worst) {
   return absl::OkStatus();
 }
 
-// Sets the pair as the flags say; `directory`: for inflated files.
-absl::Status FindPair(const std::string& directory) {
-  Pair& pair = ThePair();
-  if (!absl::GetFlag(FLAGS_model).empty()) pair.target = absl::GetFlag(FLAGS_model);
-  if (!absl::GetFlag(FLAGS_draft).empty()) pair.draft = absl::GetFlag(FLAGS_draft);
-  const std::string shape = absl::GetFlag(FLAGS_inflate);
-  const std::string draft_shape = absl::GetFlag(FLAGS_inflate_draft);
-  if (shape.empty()) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(pair.target, Inflated(pair.target, shape, directory));
-  if (draft_shape.empty()) return absl::OkStatus();
-  WITHY_ASSIGN_OR_RETURN(pair.draft, Inflated(pair.draft, draft_shape, directory));
-  return absl::OkStatus();
-}
-
 absl::Status Main() {
   WITHY_RETURN_IF_ERROR(CheckFlag("answer_tokens", absl::GetFlag(FLAGS_answer_tokens), 1, 1024));
   WITHY_ASSIGN_OR_RETURN(const TemporaryDirectory temporary,
                          TemporaryDirectory::Create("withy-inflated"));
   const std::string packed_dir = absl::GetFlag(FLAGS_packed_dir);
-  WITHY_RETURN_IF_ERROR(FindPair(packed_dir.empty() ? temporary.path() : packed_dir));
+  WITHY_ASSIGN_OR_RETURN(ThePair(),
+                         FindPair(absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_draft),
+                                  absl::GetFlag(FLAGS_inflate), absl::GetFlag(FLAGS_inflate_draft),
+                                  packed_dir.empty() ? temporary.path() : packed_dir));
   nlohmann::json report;
   double worst = 1e9;
   WITHY_RETURN_IF_ERROR(CompareAnswers(&report));
@@ -424,13 +419,9 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Whether speculation changes answers, and how much faster it makes them.\n"
       "usage: withy-bench-speculation [--real FILE.gguf] [--model FILE.gguf --draft FILE.gguf] "
       "[--inflate SHAPE]",
-      argc, argv);
-  const absl::Status status = withy::bench::Main();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "withy-bench-speculation: %s\n", status.ToString().c_str());
-  return 1;
+      argc, argv, withy::bench::Main);
 }

@@ -1,357 +1,241 @@
 #include "bench/speculation/speculation_decoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <utility>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 
+#include "absl/synchronization/notification.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "bench/quality/held_out.h"
-#include "policy/draft/draft_confidence.h"
+#include "bench/speculation/local_drafter.h"
+#include "serving/call/scheduler.h"
 
 namespace withy::bench {
 namespace {
 
-constexpr int32_t kMostTokens = 64;  // of a tree that is not weighed
-constexpr int32_t kMostNodes = 255;
+constexpr int32_t kTreeRows = 65;  // the service's default
 
-double AsItSays(policy::DraftOrigin /*origin*/, double probability) { return probability; }
+engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
+  return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
+}
+
+int32_t ChunksFor(int32_t tokens) {
+  return (tokens + engine::kChunkTokens - 1) / engine::kChunkTokens;
+}
+
+// Steps of one call with several rows, as the worker takes them at start.
+std::vector<policy::RowCost> RowCostsOf(const engine::StepCost& cost) {
+  std::vector<policy::RowCost> rows = {{1, cost.decode_us / 1e3}};
+  for (const engine::PrefillTime& prompt : cost.prefill) {
+    if (prompt.tokens > 1)
+      rows.push_back({prompt.tokens, std::max(prompt.us / 1e3, rows.back().ms)});
+  }
+  return rows;
+}
+
+bool IsLlmcads(const DecodeWay& way) { return way.chain > 0 || way.tree; }
+
+// LLMCad's ways: linear speculation, and trees that stop at a threshold (sections 3.2 and 3.3).
+LocalDrafter::LimitsOf LimitsOf(const DecodeWay& way) {
+  if (!IsLlmcads(way)) return nullptr;
+  return [way](const serving::DraftTask& task) {
+    constexpr double kFixedThreshold = 0.01;
+    policy::GrowthLimits limits{.max_nodes = task.limits.max_nodes,
+                                .max_depth = task.limits.max_depth,
+                                .alpha = kFixedThreshold};
+    if (way.adaptive) limits.alpha = task.drafts.step.speculation.context.fallback.alpha();
+    if (way.chain > 0) {
+      limits.max_nodes = limits.max_depth = std::min(limits.max_depth, way.chain);
+      limits.alpha = 0;
+      limits.branch_threshold = 2;
+    }
+    return limits;
+  };
+}
+
+class AnswerSink final : public serving::CallSink {
+ public:
+  void Accepted(const serving::CallAccepted& /*accepted*/) override {}
+  void Progress(int32_t /*computed*/, int32_t /*tokens*/) override {}
+  void LevelChanged(int32_t /*level_percent*/) override {}
+  void Delta(const engine::AnswerDelta& /*delta*/) override {}
+  void Flush() override {}
+  void Finished(const serving::CallOutcome& outcome) override {
+    outcome_ = outcome;
+    over_.Notify();
+  }
+  void Failed(const absl::Status& status) override {
+    outcome_ = status;
+    over_.Notify();
+  }
+  bool HasRoom() const override { return true; }
+
+  const absl::StatusOr<serving::CallOutcome>& Wait() const {
+    over_.WaitForNotification();
+    return outcome_;
+  }
+
+ private:
+  absl::Notification over_;
+  absl::StatusOr<serving::CallOutcome> outcome_ = absl::UnknownError("");  // once it is over
+};
+
+DecodedAnswer AnswerOf(const serving::CallOutcome& outcome) {
+  const serving::SpeculationStats& stats = outcome.speculation;
+  DecodedAnswer answer;
+  for (const engine::Sample& token : outcome.tokens) answer.tokens.push_back(token.id);
+  // The token that ends a turn is not among them, nor is the first one the decode steps'.
+  const bool ended = outcome.reason == engine::FinishReason::kEndOfTurn;
+  answer.decoded = std::max(0, static_cast<int32_t>(answer.tokens.size()) - (ended ? 0 : 1));
+  answer.target_passes = stats.target_passes;
+  answer.window_drafted = stats.window_drafted;
+  answer.drafted = std::accumulate(stats.drafted.begin(), stats.drafted.end(), int64_t{0});
+  answer.accepted = std::accumulate(stats.accepted.begin(), stats.accepted.end(), int64_t{0});
+  answer.ms = Millis(outcome.times.last_token_ns - outcome.times.first_token_ns);
+  answer.draft_ms = Millis(stats.draft_ns);
+  return answer;
+}
 
 }  // namespace
 
-absl::StatusOr<PassCosts> PairDecoder::Calibrate(std::span<const int32_t> rows) {
-  constexpr int32_t kDepth = 64;
-  std::vector<int32_t> context;
-  for (int32_t i = 0; i < kDepth; ++i) context.push_back((i * 7919) % target_.info().vocab_size);
-  const auto measure = [&](Sequence& sequence, int32_t count,
-                           int32_t level) -> absl::StatusOr<double> {
-    policy::DraftTree chain;
-    std::vector<int32_t> nodes = {-1};
-    while (static_cast<int32_t>(nodes.size()) < count) {
-      nodes.push_back(chain.Add(nodes.back(), chain.size() % 100, 0.9, {}));
-    }
-    double least = 0;
-    for (int round = 0; round < 2; ++round) {
-      const int64_t started = Clock::Real().SteadyNanos();
-      WITHY_RETURN_IF_ERROR(sequence.Compute(context, chain, nodes, level).status());
-      const double ms = Millis(Clock::Real().SteadyNanos() - started);
-      least = round == 0 ? ms : std::min(least, ms);
-    }
-    return least;
-  };
-  Sequence target(target_, kDepth + kMostNodes + 1);
-  WITHY_RETURN_IF_ERROR(target.CatchUp(context));
-  std::vector<policy::RowCost> measured;
-  for (const int32_t count : rows) {
-    const int64_t waited_ns = target_.weight_stats().wait_ns;
-    WITHY_ASSIGN_OR_RETURN(const double ms, measure(target, count, -1));
-    measured.push_back({count, ms});
-    // Of both passes.
-    if (count == 1) costs_.wait_ms = Millis(target_.weight_stats().wait_ns - waited_ns) / 2;
-  }
-  slack_ms_ = costs_.wait_ms;
-  token_ms_ = costs_.target_ms = measured.empty() ? 0 : measured.front().ms;
-  costs_.rows = policy::RowCosts(measured);
-  if (target_.info().levels.size() > 1) {
-    WITHY_ASSIGN_OR_RETURN(costs_.prefix_ms, measure(target, 1, 0));
-  }
-  if (draft_ != nullptr) {
-    Sequence draft(*draft_, kDepth + 1);
-    WITHY_RETURN_IF_ERROR(draft.CatchUp(context));
-    WITHY_ASSIGN_OR_RETURN(costs_.draft_ms, measure(draft, 1, -1));
-  }
-  return costs_;
+bool DecodeWay::uses_draft() const {
+  return chain > 0 || tree || big_little.fallback > 0 ||
+         speculation == policy::SpeculationMode::kAuto ||
+         speculation == policy::SpeculationMode::kDraft;
 }
 
-absl::Status PairDecoder::Begin(std::span<const int32_t> prompt, int32_t count, bool open) {
-  sampling_.unpenalized = open ? std::vector<int32_t>() : ends_;
-  prompt_.assign(prompt.begin(), prompt.end());
-  count_ = count;
-  const auto most = static_cast<int32_t>(prompt.size()) + count + kMostNodes;
-  target_sequence_ = std::make_unique<Sequence>(target_, most);
-  WITHY_RETURN_IF_ERROR(target_sequence_->CatchUp(prompt_));
-  if (draft_ == nullptr) return absl::OkStatus();
-  draft_sequence_ = std::make_unique<Sequence>(*draft_, most);
-  return draft_sequence_->CatchUp(prompt_);
+// A model's tokenizer whose answers do not end, while they are to be open.
+class PairDecoder::OpenTokenizer final : public engine::Tokenizer {
+ public:
+  explicit OpenTokenizer(const engine::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // Not while a call is under way.
+  void set_open(bool open) { open_ = open; }
+
+  std::span<const int32_t> end_of_generation_ids() const override {
+    return open_ ? std::span<const int32_t>() : tokenizer_.end_of_generation_ids();
+  }
+  engine::Encoding EncodePieces(std::span<const engine::TextPiece> pieces,
+                                const engine::EncodeOptions& options) const override {
+    return tokenizer_.EncodePieces(pieces, options);
+  }
+  int32_t vocab_size() const override { return tokenizer_.vocab_size(); }
+  std::string_view TokenText(int32_t id) const override { return tokenizer_.TokenText(id); }
+  std::string_view TokenBytes(int32_t id) const override { return tokenizer_.TokenBytes(id); }
+  bool IsControl(int32_t id) const override { return tokenizer_.IsControl(id); }
+  bool IsSpecial(int32_t id) const override { return tokenizer_.IsSpecial(id); }
+  std::optional<int32_t> FindToken(std::string_view text) const override {
+    return tokenizer_.FindToken(text);
+  }
+  int32_t bos_id() const override { return tokenizer_.bos_id(); }
+  int32_t eos_id() const override { return tokenizer_.eos_id(); }
+  int32_t eot_id() const override { return tokenizer_.eot_id(); }
+  bool wants_bos() const override { return tokenizer_.wants_bos(); }
+  bool adds_space_prefix() const override { return tokenizer_.adds_space_prefix(); }
+  uint64_t fingerprint() const override { return tokenizer_.fingerprint(); }
+
+ private:
+  const engine::Tokenizer& tokenizer_;
+  bool open_ = false;
+};
+
+// One way's: what it learns of its drafts is its own.
+struct PairDecoder::Service {
+  Service(PairDecoder& pair, const DecodeWay& way) {
+    serving::SchedulerOptions options{.max_batch = 1,
+                                      .speculation = {.enabled = true,
+                                                      .always = IsLlmcads(way),
+                                                      .windows = way.windows,
+                                                      .max_tree_rows = kTreeRows,
+                                                      .row_costs = RowCostsOf(pair.cost_)}};
+    if (way.uses_draft()) {
+      drafter.emplace(*pair.parts_.draft, pair.env_.window + kTreeRows,
+                      way.windows && pair.parts_.target.weight_stats().streams(), LimitsOf(way));
+      options.speculation.draft = &*drafter;
+    }
+    scheduler.emplace(pair.parts_.target, pair.env_, pair.leases_, pair.cost_, options,
+                      Clock::Real(), *pair.recorder_);
+  }
+
+  std::optional<LocalDrafter> drafter;
+  std::optional<serving::Scheduler> scheduler;  // drafts with it
+};
+
+PairDecoder::PairDecoder(const Parts& parts, int32_t tokens)
+    : parts_(parts),
+      tokenizer_(std::make_unique<OpenTokenizer>(parts.tokenizer)),
+      encoder_(*tokenizer_, parts.chat),
+      namer_(serving::ModelIdentity(parts.target.info().id, GeometryOf(parts.target.info().kv),
+                                    parts.target.target()),
+             /*lora_id=*/"", engine::KvFormat::kQ8),
+      env_{.model = parts.target.info(),
+           .encoder = encoder_,
+           .namer = namer_,
+           .window = std::min(tokens, parts.target.info().context_length),
+           .draft_slots = kTreeRows,
+           .prompt_rows = parts.target.piece_rows()},
+      recorder_(telemetry::Recorder::Disabled()),
+      leases_(parts.target.info().kv, ChunksFor(tokens + kTreeRows) + 1) {}
+
+PairDecoder::~PairDecoder() = default;
+
+absl::StatusOr<std::unique_ptr<PairDecoder>> PairDecoder::Create(const Parts& parts,
+                                                                 int32_t tokens) {
+  std::unique_ptr<PairDecoder> pair(new PairDecoder(parts, tokens));
+  WITHY_ASSIGN_OR_RETURN(pair->cost_, engine::MeasureCost(parts.target, Clock::Real()));
+  return pair;
 }
 
-absl::StatusOr<DecodedAnswer> PairDecoder::Answer(const DecodeWay& way) {
-  if (way.uses_draft() && draft_ == nullptr) {
+PairDecoder::Service& PairDecoder::ServiceOf(const DecodeWay& way) {
+  for (auto& [known, service] : services_) {
+    if (known == way) return *service;
+  }
+  services_.emplace_back(way, std::make_unique<Service>(*this, way));
+  return *services_.back().second;
+}
+
+absl::StatusOr<DecodedAnswer> PairDecoder::Answer(const std::vector<engine::Segment>& messages,
+                                                  int32_t count, const DecodeWay& way, bool open) {
+  if (way.uses_draft() && parts_.draft == nullptr) {
     return absl::InvalidArgumentError("this way of decoding needs a draft model");
   }
-  if (way.tree && way.prefix && target_.info().levels.size() < 2) {
+  if (way.speculation == policy::SpeculationMode::kPrefix &&
+      parts_.target.info().levels.size() < 2) {
     return absl::InvalidArgumentError(
         "the target has no lower level that could draft: choose an elastic model");
   }
-  threshold_ = {};
-  answer_ = {};
-  const auto prompt = static_cast<int32_t>(prompt_.size());
-  target_sequence_->Forget(prompt - 1);
-  draft_tree_ = {};
-  if (draft_sequence_ != nullptr) {
-    draft_sequence_->Forget(prompt - 1);
-    draft_kv_.emplace(draft_sequence_->kv());
-    draft_kv_->SetTokens(0, prompt_);
-    draft_kv_->set_computed(prompt - 1);
-  }
-  const int64_t started = Clock::Real().SteadyNanos();
-  const size_t end = prompt_.size() + static_cast<size_t>(count_);
-  WITHY_RETURN_IF_ERROR(way.fallback > 0 ? DecodeBigLittle(prompt_, end, way)
-                                         : DecodeLossless(prompt_, end, way));
-  answer_.ms = Millis(Clock::Real().SteadyNanos() - started);
-  return answer_;
+  tokenizer_->set_open(open);
+  if (way.big_little.fallback > 0) return AnswerBigLittle(messages, count, way);
+  serving::CallRequest request;
+  request.call_id = ++calls_;
+  request.app_id = "bench";
+  request.answer = {.prompt = messages, .sampling = {}, .max_tokens = count, .stop = {}};
+  request.speculation = IsLlmcads(way) ? policy::SpeculationMode::kDraft : way.speculation;
+  const auto sink = std::make_shared<AnswerSink>();  // shared with the scheduler
+  Service& service = ServiceOf(way);
+  const double before_ms = service.drafter.has_value() ? service.drafter->caught_up_ms() : 0;
+  WITHY_RETURN_IF_ERROR(service.scheduler->Submit(std::move(request), sink).status());
+  WITHY_RETURN_IF_ERROR(sink->Wait().status());
+  DecodedAnswer answer = AnswerOf(*sink->Wait());
+  if (!IsLlmcads(way)) return answer;
+  // LLMCad's times begin when both models have computed the prompt.
+  const double caught_up_ms = service.drafter->caught_up_ms() - before_ms;
+  answer.ms -= caught_up_ms;
+  answer.draft_ms -= caught_up_ms;
+  return answer;
 }
 
-absl::StatusOr<DecodedAnswer> PairDecoder::Decode(std::span<const int32_t> prompt, int32_t count,
-                                                  const DecodeWay& way) {
-  WITHY_RETURN_IF_ERROR(Begin(prompt, count));
-  return Answer(way);
-}
-
-policy::GrowthLimits PairDecoder::LimitsOf(int32_t most, const DecodeWay& way,
-                                           double pass_ms) const {
-  policy::GrowthLimits limits{.max_nodes = std::min(most, kMostTokens),
-                              .max_depth = std::min(most, kMostTokens),
-                              .leaves_per_pass = way.leaves_per_pass,
-                              .alpha = way.adaptive ? threshold_.alpha() : 0.01,
-                              .branch_threshold = way.branch_threshold};
-  if (way.chain > 0) {
-    limits.max_nodes = limits.max_depth = std::min(most, way.chain);
-    limits.alpha = 0;
-    limits.branch_threshold = 2;
-  } else if (way.weighed) {
-    limits.max_nodes = std::min(way.most_nodes, kMostNodes);
-    limits.alpha = 0;
-    limits.pass_ms = pass_ms;
-    limits.token_ms = token_ms_;
-  }
-  return limits;
-}
-
-absl::StatusOr<policy::DraftTree> PairDecoder::Draft(std::span<const int32_t> tokens, int32_t most,
-                                                     const DecodeWay& way) {
-  policy::DraftTree tree;
-  if (way.tree && way.lookup) AddLookups(tokens, most, &tree);
-  if (way.tree && way.prefix) {
-    serving::ScratchTreeKv kv(target_sequence_->kv(), /*level=*/0);
-    kv.SetTokens(0, tokens);
-    kv.set_computed(static_cast<int32_t>(tokens.size()) - 1);  // by the full model
-    serving::KvTree prefix;
-    WITHY_ASSIGN_OR_RETURN(const auto grower,
-                           GrowerOf(way, policy::DraftSourceKind::kPrefix,
-                                    LimitsOf(most, way, costs_.prefix_ms), prefix, kv));
-    for (bool more = true; more;) {
-      WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
-    }
-    tree.Merge(prefix.tree);
-  }
-  if (way.uses_draft()) {
-    if (!way.ahead) draft_tree_.Clear();
-    draft_kv_->SetTokens(0, tokens);
-    draft_tree_.Follow(*draft_kv_);
-    WITHY_ASSIGN_OR_RETURN(const auto grower,
-                           GrowerOf(way, policy::DraftSourceKind::kDraft,
-                                    LimitsOf(most, way, costs_.draft_ms), draft_tree_, *draft_kv_));
-    for (bool more = true; more;) {
-      WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
-    }
-    tree.Merge(draft_tree_.tree);
-  }
-  return way.weighed ? Worthy(tree) : tree;
-}
-
-policy::ConfidenceFn PairDecoder::ConfidenceOf(const DecodeWay& way) const {
-  if (!way.weighed) return AsItSays;
-  return
-      [this](policy::DraftOrigin origin, double /*probability*/) { return confidence_.Of(origin); };
-}
-
-absl::StatusOr<std::unique_ptr<serving::TreeGrower>> PairDecoder::GrowerOf(
-    const DecodeWay& way, policy::DraftSourceKind source, const policy::GrowthLimits& limits,
-    serving::KvTree& tree, serving::TreeKv& kv) {
-  const bool prefix = source == policy::DraftSourceKind::kPrefix;
-  return serving::TreeGrower::Create({.model = prefix ? target_ : *draft_,
-                                      .passes = passes_,
-                                      .clock = Clock::Real(),
-                                      .logits = prefix ? prefix_logits_ : draft_logits_,
-                                      .source = source},
-                                     {{.tree = tree,
-                                       .kv = kv,
-                                       .sampling = sampling_,
-                                       .limits = limits,
-                                       .confidence = ConfidenceOf(way)}});
-}
-
-absl::StatusOr<bool> PairDecoder::Step(serving::TreeGrower& grower) {
-  WITHY_ASSIGN_OR_RETURN(const bool more, grower.Begin());
-  if (!more) return false;
-  WITHY_RETURN_IF_ERROR(grower.Compute(/*stop=*/nullptr).status());
-  if (grower.extends()) ++answer_.draft_passes;
-  return true;
-}
-
-absl::StatusOr<std::span<const float>> PairDecoder::Verify(std::span<const int32_t> tokens,
-                                                           const policy::DraftTree& tree,
-                                                           std::span<const int32_t> nodes,
-                                                           int32_t most, const DecodeWay& way) {
-  const engine::WeightStreamStats before = target_.weight_stats();
-  const int64_t started = Clock::Real().SteadyNanos();
-  double window_ms = 0;
-  BetweenLayers between;
-  std::unique_ptr<serving::TreeGrower> grower;
-  if (way.ahead && way.uses_draft()) {
-    // A pass in a window costs little, so that less must be expected of it.
-    constexpr double kWindowCost = 0.1;
-    const policy::GrowthLimits limits = LimitsOf(most, way, kWindowCost * costs_.draft_ms);
-    WITHY_ASSIGN_OR_RETURN(
-        grower, GrowerOf(way, policy::DraftSourceKind::kDraft, limits, draft_tree_, *draft_kv_));
-    between = [this, &grower, &window_ms, more = true](double done) mutable -> absl::Status {
-      while (more && window_ms + costs_.draft_ms <= slack_ms_ * done) {
-        const int64_t draft_started = Clock::Real().SteadyNanos();
-        WITHY_ASSIGN_OR_RETURN(more, Step(*grower));
-        window_ms += Millis(Clock::Real().SteadyNanos() - draft_started);
-      }
-      return absl::OkStatus();
-    };
-  }
-  WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                         target_sequence_->Compute(tokens, tree, nodes, -1, between));
-  if (grower != nullptr) WITHY_RETURN_IF_ERROR(grower->Finish());
-  costs_.rows.Observe(static_cast<int32_t>(nodes.size()),
-                      Millis(Clock::Real().SteadyNanos() - started), costs_.target_ms);
-  // Where nothing was waited for, the windows were overdrawn: they shrink until something is.
-  constexpr double kShrink = 0.9;
-  slack_ms_ = kShrink * (window_ms + Millis(target_.weight_stats().wait_ns - before.wait_ns));
-  answer_.window_ms += window_ms;
-  ++answer_.target_passes;
-  answer_.drafted += tree.size();
-  return logits;
-}
-
-void PairDecoder::AddLookups(std::span<const int32_t> tokens, int32_t most,
-                             policy::DraftTree* tree) {
-  constexpr int32_t kMostMatches = 3;
-  constexpr int32_t kMostDepth = 32;
-  policy::TokenLookup lookup(static_cast<int32_t>(tokens.size()));
-  lookup.Append(tokens);
-  for (const policy::TokenLookup::Match& match :
-       lookup.Find(tokens, std::min(most, kMostDepth), kMostMatches)) {
-    int32_t at = -1;
-    for (size_t i = 0; i < match.tokens.size(); ++i) {
-      const policy::DraftOrigin origin{
-          policy::DraftSourceKind::kLookup,
-          policy::DraftConfidence::LookupBin(match.length + static_cast<int32_t>(i))};
-      at = tree->Add(at, match.tokens[i], confidence_.Of(origin), origin);
-      if (Ends(match.tokens[i])) break;
-    }
-  }
-}
-
-policy::DraftTree PairDecoder::Worthy(const policy::DraftTree& tree) const {
-  std::vector<int32_t> order = tree.ByConfidence();
-  if (order.size() > static_cast<size_t>(kMostNodes)) order.resize(kMostNodes);
-  std::vector<double> cumulative;
-  for (const int32_t node : order) {
-    cumulative.push_back(tree.nodes()[static_cast<size_t>(node)].cumulative);
-  }
-  const policy::TreeBudget budget = policy::ChooseBudget(costs_.rows, cumulative, 0);
-  policy::DraftTree worthy;
-  worthy.AddPart(tree, std::span(order).first(static_cast<size_t>(budget.nodes)));
-  return worthy;
-}
-
-void PairDecoder::Learn(const policy::DraftTree& tree, std::span<const int32_t> answer) {
-  for (const policy::DraftNode& node : tree.nodes()) {
-    const auto depth = static_cast<size_t>(node.depth);
-    const std::vector<int32_t> before = tree.PathTo(node.parent);
-    if (depth > answer.size() || !std::equal(before.begin(), before.end(), answer.begin())) {
-      continue;
-    }
-    confidence_.Observe(node.origin, node.token == answer[depth - 1]);
-  }
-}
-
-absl::Status PairDecoder::DecodeLossless(std::vector<int32_t> tokens, size_t end,
-                                         const DecodeWay& way) {
-  const auto vocab = static_cast<size_t>(target_.info().vocab_size);
-  for (bool over = false; !over;) {
-    const size_t before = tokens.size();
-    const auto most = static_cast<int32_t>(end - before);
-    const int64_t started = Clock::Real().SteadyNanos();
-    policy::DraftTree tree;
-    if (way.chain > 0 || way.tree) {
-      WITHY_ASSIGN_OR_RETURN(tree, Draft(tokens, most, way));
-      answer_.draft_ms += Millis(Clock::Real().SteadyNanos() - started);
-    }
-    std::vector<int32_t> nodes(static_cast<size_t>(tree.size()) + 1);
-    std::iota(nodes.begin(), nodes.end(), -1);
-    WITHY_RETURN_IF_ERROR(target_sequence_->CatchUp(tokens));
-    WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                           Verify(tokens, tree, nodes, most, way));
-    for (int32_t at = -1;;) {
-      const int32_t next = Best(logits.subspan(static_cast<size_t>(at + 1) * vocab, vocab));
-      over = Append(&tokens, next, end);
-      at = tree.Find(at, next);
-      if (at < 0) break;
-      ++answer_.accepted;
-      if (over) break;
-      target_sequence_->Accept(static_cast<int32_t>(before), at,
-                               static_cast<int32_t>(tokens.size()) - 1);
-    }
-    constexpr double kTokenWeight = 0.2;
-    token_ms_ += kTokenWeight * (Millis(Clock::Real().SteadyNanos() - started) /
-                                     static_cast<double>(tokens.size() - before) -
-                                 token_ms_);
-    if (tree.empty()) continue;
-    if (way.weighed) Learn(tree, std::span<const int32_t>(tokens).subspan(before));
-    std::vector<int32_t> all(nodes.begin() + 1, nodes.end());
-    const policy::MatchedBranch branch =
-        policy::MostMatchingBranch(tree, all, std::span(tokens).subspan(before));
-    threshold_.OnVerified(branch.correct, branch.all, branch.confidence);
-  }
-  answer_.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_.size()), tokens.end());
-  return absl::OkStatus();
-}
-
-absl::Status PairDecoder::DecodeBigLittle(std::vector<int32_t> tokens, size_t end,
-                                          const DecodeWay& way) {
-  const auto vocab = static_cast<size_t>(target_.info().vocab_size);
-  size_t judged =
-      tokens.size();  // tokens behind it are the draft's, and the target has not seen them
-  for (bool over = false; !over;) {
-    WITHY_RETURN_IF_ERROR(draft_sequence_->CatchUp(tokens));
-    const int32_t root[] = {policy::TreeGrowth::kRoot};
-    WITHY_ASSIGN_OR_RETURN(const std::span<const float> own,
-                           draft_sequence_->Compute(tokens, {}, root));
-    ++answer_.draft_passes;
-    const int32_t best = Best(own);
-    if (std::exp(LogProbability(own, best)) >= way.fallback) {
-      over = Append(&tokens, best, end);
-      continue;
-    }
-    const int32_t first = target_sequence_->computed();
-    WITHY_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                           target_sequence_->ComputeTokens(tokens, first));
-    ++answer_.target_passes;
-    answer_.drafted += static_cast<int64_t>(tokens.size() - judged);
-    const auto behind = [&](size_t position) {  // the target's view of what follows it
-      return logits.subspan((position - static_cast<size_t>(first)) * vocab, vocab);
-    };
-    while (judged < tokens.size() &&
-           -LogProbability(behind(judged - 1), tokens[judged]) <= way.rollback) {
-      ++judged;
-      ++answer_.accepted;
-    }
-    const int32_t next = Best(behind(judged - 1));
-    tokens.resize(judged);
-    draft_sequence_->Forget(static_cast<int32_t>(judged));
-    target_sequence_->Forget(static_cast<int32_t>(judged));
-    over = Append(&tokens, next, end);
-    judged = tokens.size();
-  }
-  answer_.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(prompt_.size()), tokens.end());
-  return absl::OkStatus();
+absl::StatusOr<DecodedAnswer> PairDecoder::AnswerBigLittle(
+    const std::vector<engine::Segment>& messages, int32_t count, const DecodeWay& way) {
+  WITHY_ASSIGN_OR_RETURN(const engine::EncodedConversation prompt,
+                         encoder_.EncodePrompt(messages, env_.window));
+  return DecodeBigLittle({.target = parts_.target,
+                          .draft = *parts_.draft,
+                          .ends = tokenizer_->end_of_generation_ids(),
+                          .thresholds = way.big_little},
+                         prompt.ids, count);
 }
 
 }  // namespace withy::bench

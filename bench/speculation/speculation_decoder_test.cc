@@ -6,135 +6,138 @@
 #include <memory>
 #include <vector>
 
+#include "engine/model/scratch_kv.h"
 #include "engine/model/testing.h"
+#include "engine/session/testing.h"
 
 namespace withy::bench {
 namespace {
 
+using policy::SpeculationMode;
 using testing::ElementsAreArray;
+
+constexpr int32_t kTokens = 40;
 
 class PairDecoderTest : public testing::Test {
  protected:
-  std::unique_ptr<engine::Model> Open(uint64_t seed) {
+  std::unique_ptr<engine::Model> Open(uint64_t seed, const engine::ModelOptions& options = {}) {
+    engine::SynthShape shape = engine::TinyShape();
+    shape.levels = {20, 60};
     const std::string path = folder_ / ("model" + std::to_string(seed) + ".gguf");
-    EXPECT_TRUE(
-        engine::WriteSynthModel(engine::TinyShape(), engine::GgmlType::kQ8_0, seed, path).ok());
-    return engine::OpenTiny(folder_, path);
+    EXPECT_TRUE(engine::WriteSynthModel(shape, engine::GgmlType::kQ8_0, seed, path).ok());
+    return engine::OpenTiny(folder_, path, options);
+  }
+  std::unique_ptr<PairDecoder> Pair(engine::Model& target, engine::Model* draft) {
+    auto pair = PairDecoder::Create(
+        {.target = target, .tokenizer = *chat_.tokenizer, .chat = chat_.chat, .draft = draft}, 200);
+    EXPECT_TRUE(pair.ok()) << pair.status();
+    return *std::move(pair);
+  }
+  std::vector<int32_t> PromptIds() const {
+    return chat_.encoder->EncodePrompt(messages_, engine::kWide)->ids;
   }
 
   engine::TestFolder folder_;
+  const engine::ChatFixture chat_;
   const std::unique_ptr<engine::Model> target_ = Open(1), other_ = Open(2);
+  // Text that repeats itself, so that look-ups find something.
+  const std::vector<engine::Segment> messages_ = {engine::UserSays("hello hello hello hello")};
 };
 
 // With a draft that is always right and with one that hardly ever is.
 TEST_F(PairDecoderTest, LosslessWaysGiveWhatTheTargetDecodes) {
-  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
-  const auto expected = engine::GreedyDecode(*target_, prompt, 40);
+  const auto expected = engine::GreedyDecode(*target_, PromptIds(), kTokens);
   ASSERT_TRUE(expected.ok()) << expected.status();
+  int64_t drafted = 0;
   for (engine::Model* draft : {target_.get(), other_.get()}) {
-    for (const DecodeWay& way : std::vector<DecodeWay>{{},
-                                                       {.chain = 1},
-                                                       {.chain = 4},
-                                                       {.chain = 16},
-                                                       {.tree = true},
-                                                       {.tree = true, .adaptive = true}}) {
-      SCOPED_TRACE(testing::Message() << "chain " << way.chain << ", tree " << way.tree);
-      PairDecoder decoder(*target_, draft, {});
-      const auto answer = decoder.Decode(prompt, 40, way);
+    const std::unique_ptr<PairDecoder> pair = Pair(*target_, draft);
+    for (const DecodeWay& way :
+         std::vector<DecodeWay>{{},
+                                {.chain = 1},
+                                {.chain = 4},
+                                {.chain = 16},
+                                {.tree = true},
+                                {.tree = true, .adaptive = true},
+                                {.speculation = SpeculationMode::kLookup},
+                                {.speculation = SpeculationMode::kPrefix, .windows = true},
+                                {.speculation = SpeculationMode::kDraft},
+                                {.speculation = SpeculationMode::kAuto, .windows = true}}) {
+      SCOPED_TRACE(testing::Message() << "chain " << way.chain << ", tree " << way.tree
+                                      << ", speculation " << static_cast<int>(way.speculation));
+      const auto answer = pair->Answer(messages_, kTokens, way, /*open=*/true);
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
+      EXPECT_EQ(answer->decoded, kTokens - 1);
       EXPECT_LE(answer->accepted, answer->drafted);
-      if (draft == target_.get() && way.chain == 4) {
+      drafted += answer->drafted;
+      if (way == DecodeWay{.chain = 4} && draft == target_.get()) {
         EXPECT_EQ(answer->target_passes, 8) << "five tokens a pass";
       }
-      if (way.chain == 0 && !way.tree) {
-        EXPECT_EQ(answer->target_passes, 40);
+      if (way == DecodeWay{}) {
+        EXPECT_EQ(answer->target_passes, kTokens - 1);
+        EXPECT_EQ(answer->drafted, 0);
       }
-    }
-  }
-}
-
-// Trees of every source and of several, cut to what their rows are worth.
-TEST_F(PairDecoderTest, WeighedTreesGiveWhatTheTargetDecodes) {
-  engine::SynthShape shape = engine::TinyShape();
-  shape.levels = {20, 60};
-  const std::string path = folder_ / "elastic.gguf";
-  ASSERT_TRUE(engine::WriteSynthModel(shape, engine::GgmlType::kQ8_0, 3, path).ok());
-  const std::unique_ptr<engine::Model> elastic = engine::OpenTiny(folder_, path);
-  // Text that repeats itself, so that lookup finds something.
-  std::vector<int32_t> prompt = engine::SomeTokens(20, elastic->info().vocab_size);
-  prompt.insert(prompt.end(), prompt.begin(), prompt.begin() + 12);
-  const auto expected = engine::GreedyDecode(*elastic, prompt, 32);
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  PairDecoder decoder(*elastic, other_.get(), {});
-  const auto costs = decoder.Calibrate(std::vector<int32_t>{1, 4, 16});
-  ASSERT_TRUE(costs.ok()) << costs.status();
-  EXPECT_GT(costs->target_ms, 0);
-  EXPECT_GT(costs->prefix_ms, 0);
-  EXPECT_GT(costs->draft_ms, 0);
-  ASSERT_TRUE(decoder.Begin(prompt, 32).ok());
-  int64_t drafted = 0;
-  for (const int sources : {1, 2, 4, 7}) {
-    for (const bool weighed : {true, false}) {
-      SCOPED_TRACE(testing::Message() << "sources " << sources << ", weighed " << weighed);
-      const auto answer = decoder.Answer({.tree = true,
-                                          .lookup = (sources & 1) != 0,
-                                          .prefix = (sources & 2) != 0,
-                                          .draft = (sources & 4) != 0,
-                                          .weighed = weighed,
-                                          .leaves_per_pass = 3,
-                                          .branch_threshold = 0.001});
-      ASSERT_TRUE(answer.ok()) << answer.status();
-      EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
-      drafted += answer->drafted;
     }
   }
   EXPECT_GT(drafted, 0);
+}
+
+// An answer ends where the model ends it, unless it is to be open.
+TEST_F(PairDecoderTest, OpenAnswersGoOnBeyondTheirEnd) {
+  const auto expected = engine::GreedyDecode(*target_, PromptIds(), kTokens);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  const auto ends = chat_.tokenizer->end_of_generation_ids();
+  const auto end = std::find_first_of(expected->begin(), expected->end(), ends.begin(), ends.end());
+  const std::unique_ptr<PairDecoder> pair = Pair(*target_, nullptr);
+  const auto answer = pair->Answer(messages_, kTokens, {});
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_THAT(answer->tokens, ElementsAreArray(std::vector<int32_t>(expected->begin(), end)));
+  const auto open = pair->Answer(messages_, kTokens, {}, /*open=*/true);
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_THAT(open->tokens, ElementsAreArray(*expected));
 }
 
 // The draft is the target itself, resident: all that it drafts in windows is right.
 TEST_F(PairDecoderTest, DraftsWhileTheTargetWaitsForItsWeights) {
   engine::ModelOptions options;
   options.weight_budget_bytes = static_cast<uint64_t>(target_->info().weight_bytes) * 9 / 10;
-  const std::unique_ptr<engine::Model> streamed =
-      engine::OpenTiny(folder_, folder_ / "model1.gguf", options);
+  const std::unique_ptr<engine::Model> streamed = Open(1, options);
   ASSERT_NE(streamed, nullptr);
-  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
-  const auto expected = engine::GreedyDecode(*target_, prompt, 64);
+  const auto expected = engine::GreedyDecode(*target_, PromptIds(), kTokens);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  PairDecoder decoder(*streamed, target_.get(), {});
-  ASSERT_TRUE(decoder.Calibrate(std::vector<int32_t>{1, 4, 16}).ok());
-  ASSERT_TRUE(decoder.Begin(prompt, 64).ok());
+  const std::unique_ptr<PairDecoder> pair = Pair(*streamed, target_.get());
   for (int round = 0; round < 3; ++round) {
-    const auto answer = decoder.Answer({.tree = true, .weighed = true, .ahead = true});
+    const auto answer = pair->Answer(
+        messages_, kTokens, {.speculation = SpeculationMode::kDraft, .windows = true}, true);
     ASSERT_TRUE(answer.ok()) << answer.status();
     EXPECT_THAT(answer->tokens, ElementsAreArray(*expected));
-    EXPECT_LE(answer->window_ms, answer->ms);
   }
 }
 
 TEST_F(PairDecoderTest, SaysWhatAWayLacks) {
-  const std::vector<int32_t> prompt = engine::SomeTokens(8, target_->info().vocab_size);
-  PairDecoder decoder(*target_, nullptr, {});
-  ASSERT_TRUE(decoder.Begin(prompt, 4).ok());
-  EXPECT_EQ(decoder.Answer({.chain = 4}).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(decoder.Answer({.tree = true, .prefix = true, .draft = false}).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  const std::unique_ptr<engine::Model> plain = engine::OpenTiny(
+      folder_, engine::WriteTiny(folder_, engine::TinyShape(), engine::GgmlType::kQ8_0));
+  const std::unique_ptr<PairDecoder> pair = Pair(*plain, nullptr);
+  for (const DecodeWay& way :
+       {DecodeWay{.chain = 4}, DecodeWay{.speculation = SpeculationMode::kPrefix}}) {
+    EXPECT_EQ(pair->Answer(messages_, 4, way).status().code(), absl::StatusCode::kInvalidArgument);
+  }
 }
 
 // A target that judges nothing leaves the draft's answer; one that judges all strictly gives its
 // own.
 TEST_F(PairDecoderTest, TheBigLittleDecoderIsAsLossyAsItsThresholdsAllow) {
-  const std::vector<int32_t> prompt = engine::SomeTokens(30, target_->info().vocab_size);
-  const auto of_target = engine::GreedyDecode(*target_, prompt, 24);
-  const auto of_draft = engine::GreedyDecode(*other_, prompt, 24);
+  const auto of_target = engine::GreedyDecode(*target_, PromptIds(), kTokens);
+  const auto of_draft = engine::GreedyDecode(*other_, PromptIds(), kTokens);
   ASSERT_TRUE(of_target.ok() && of_draft.ok());
-  PairDecoder decoder(*target_, other_.get(), {});
-  const auto trusting = decoder.Decode(prompt, 24, {.fallback = 1e-9, .rollback = 100});
+  const std::unique_ptr<PairDecoder> pair = Pair(*target_, other_.get());
+  const auto trusting = pair->Answer(
+      messages_, kTokens, {.big_little = {.fallback = 1e-9, .rollback = 100}}, /*open=*/true);
   ASSERT_TRUE(trusting.ok()) << trusting.status();
   EXPECT_THAT(trusting->tokens, ElementsAreArray(*of_draft));
   EXPECT_EQ(trusting->target_passes, 0);
-  const auto strict = decoder.Decode(prompt, 24, {.fallback = 2, .rollback = 1e-9});
+  const auto strict = pair->Answer(
+      messages_, kTokens, {.big_little = {.fallback = 2, .rollback = 1e-9}}, /*open=*/true);
   ASSERT_TRUE(strict.ok()) << strict.status();
   EXPECT_THAT(strict->tokens, ElementsAreArray(*of_target));
 }

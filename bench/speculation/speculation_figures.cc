@@ -1,4 +1,4 @@
-// withy-bench-speculation-figures: what LLMCad's techniques bring one by one, on the engine alone:
+// withy-bench-speculation-figures: what LLMCad's techniques bring one by one, without a service:
 // time to verify against rows (its Figure 9), what switching between branches costs (Figure 7), the
 // ablation (Figure 15), answers of lossy decoders (Table 4) and energy (Table 5), where the board
 // has a meter. Prints tables on stderr and one JSON line last on stdout. Neighbours:
@@ -22,7 +22,9 @@
 #include "bench/engine/engine_bench.h"
 #include "bench/quality/held_out.h"
 #include "bench/quality/rouge.h"
+#include "bench/samples.h"
 #include "bench/service/processes.h"
+#include "bench/speculation/model_tokens.h"
 #include "bench/speculation/speculation_decoder.h"
 #include "bench/speculation/speculation_models.h"
 #include "engine/model/bundle.h"
@@ -44,6 +46,7 @@ namespace {
 
 constexpr int32_t kDepth = 128;  // tokens before what is timed
 constexpr int32_t kMostRows = 256;
+constexpr int32_t kBranchTokens = 32;
 
 double MedianMs(int rounds, const std::function<absl::Status()>& run, absl::Status* status) {
   std::vector<double> times;
@@ -84,20 +87,19 @@ class Figures {
  private:
   // Figure 9: one pass that verifies several tokens, and as many passes of one.
   absl::Status Verify() {
-    Sequence sequence(*target_.model, kDepth + kMostRows);
-    WITHY_RETURN_IF_ERROR(sequence.CatchUp(context_));
-    policy::DraftTree chain;
-    std::vector<int32_t> nodes = {-1};
+    ModelTokens model(*target_.model, kDepth + kMostRows);
+    WITHY_RETURN_IF_ERROR(model.CatchUp(context_));
+    std::vector<int32_t> tokens = context_;
     nlohmann::json by_rows;
     double one_ms = 0;
     std::fprintf(stderr, "rows verified   one pass ms   a pass each ms   ratio   (Figure 9)\n");
     for (const int32_t rows : {1, 2, 4, 6, 8, 10, 16, 32, 64, 128, 256}) {
-      while (static_cast<int32_t>(nodes.size()) < rows) {
-        nodes.push_back(chain.Add(nodes.back(), 5 + chain.size() % 100, 0.9, {}));
+      while (static_cast<int32_t>(tokens.size()) < kDepth - 1 + rows) {
+        tokens.push_back(5 + static_cast<int32_t>(tokens.size()) % 100);
       }
       absl::Status status;
       const double ms = MedianMs(
-          rounds_, [&] { return sequence.Compute(context_, chain, nodes).status(); }, &status);
+          rounds_, [&] { return model.Compute(tokens, kDepth - 1).status(); }, &status);
       WITHY_RETURN_IF_ERROR(status);
       if (rows == 1) one_ms = ms;
       std::fprintf(stderr, "%13d %13.3f %16.3f %7.2f\n", rows, ms, rows * one_ms,
@@ -109,49 +111,50 @@ class Figures {
     return absl::OkStatus();
   }
 
+  // Drafts kBranchTokens tokens behind the context, in one branch or two in turns.
+  absl::Status GrowBranches(bool two, int32_t leaves_per_pass) {
+    ModelTokens model(*draft_.model, kDepth + kBranchTokens);
+    policy::DraftTree tree;
+    std::vector<int32_t> ends = two ? std::vector<int32_t>{-1, -1} : std::vector<int32_t>{-1};
+    for (int32_t turn = 0; tree.size() < kBranchTokens;) {
+      std::vector<int32_t> leaves;
+      for (int32_t i = 0; i < leaves_per_pass; ++i, ++turn) {
+        int32_t& end = ends[static_cast<size_t>(turn) % ends.size()];
+        end = tree.Add(end, 5 + tree.size(), 0.9, {});
+        leaves.push_back(end);
+      }
+      WITHY_RETURN_IF_ERROR(model.ComputeNodes(kDepth, tree, leaves));
+    }
+    return absl::OkStatus();
+  }
+
+  // As engines without a mask do: one sequence, whose end is computed anew for the other branch.
+  absl::Status RecomputeBranches() {
+    ModelTokens model(*draft_.model, kDepth + kBranchTokens);
+    std::vector<int32_t> branch = context_;
+    for (int32_t token = 0; token < kBranchTokens; ++token) {
+      if (token % 2 == 0) branch.push_back(5 + token);
+      WITHY_RETURN_IF_ERROR(model.Compute(branch, kDepth, false).status());
+    }
+    return absl::OkStatus();
+  }
+
   // Figure 7: the draft grows two branches in turns, a token each.
   absl::Status Branches() {
-    constexpr int32_t kTokens = 32;
-    const auto grow = [&](bool branches, int32_t leaves_per_pass) -> absl::Status {
-      Sequence sequence(*draft_.model, kDepth + kTokens);
-      policy::DraftTree tree;
-      std::vector<int32_t> ends =
-          branches ? std::vector<int32_t>{-1, -1} : std::vector<int32_t>{-1};
-      for (int32_t turn = 0; tree.size() < kTokens;) {
-        std::vector<int32_t> leaves;
-        for (int32_t i = 0; i < leaves_per_pass; ++i, ++turn) {
-          int32_t& end = ends[static_cast<size_t>(turn) % ends.size()];
-          end = tree.Add(end, 5 + tree.size(), 0.9, {});
-          leaves.push_back(end);
-        }
-        WITHY_RETURN_IF_ERROR(sequence.Compute(context_, tree, leaves).status());
-      }
-      return absl::OkStatus();
-    };
-    // As engines without a mask do: one sequence, whose end is computed anew for the other branch.
-    const auto recompute = [&]() -> absl::Status {
-      Sequence sequence(*draft_.model, kDepth + kTokens);
-      std::vector<int32_t> branch = context_;
-      for (int32_t token = 0; token < kTokens; ++token) {
-        if (token % 2 == 0) branch.push_back(5 + token);
-        WITHY_RETURN_IF_ERROR(sequence.ComputeTokens(branch, kDepth, false).status());
-      }
-      return absl::OkStatus();
-    };
     absl::Status status;
-    const double plain = MedianMs(
-        rounds_, [&] { return grow(false, 1); }, &status);
-    const double masked = MedianMs(
-        rounds_, [&] { return grow(true, 1); }, &status);
-    const double batched = MedianMs(
-        rounds_, [&] { return grow(true, 2); }, &status);
-    const double again = MedianMs(rounds_, recompute, &status);
+    const auto time = [&](const std::function<absl::Status()>& grow) {
+      return MedianMs(rounds_, grow, &status);
+    };
+    const double plain = time([&] { return GrowBranches(false, 1); });
+    const double masked = time([&] { return GrowBranches(true, 1); });
+    const double batched = time([&] { return GrowBranches(true, 2); });
+    const double again = time([&] { return RecomputeBranches(); });
     WITHY_RETURN_IF_ERROR(status);
     std::fprintf(stderr,
                  "%d drafted tokens (Figure 7): one branch %.3f ms; two in turns by mask %.3f ms "
                  "(%+.1f %%), two leaves a pass %.3f ms (%+.1f %%), computed anew at each switch "
                  "%.3f ms (%+.1f %%)\n",
-                 kTokens, plain, masked, 100 * (masked / plain - 1), batched,
+                 kBranchTokens, plain, masked, 100 * (masked / plain - 1), batched,
                  100 * (batched / plain - 1), again, 100 * (again / plain - 1));
     report_["branch_switch_overhead"] = {{"mask", masked / plain - 1},
                                          {"mask_two_leaves", batched / plain - 1},
@@ -169,14 +172,19 @@ class Figures {
   // All prompts in one way; answers by prompt.
   absl::StatusOr<Sum> Run(engine::Model& target, const DecodeWay& way,
                           std::vector<std::string>* texts) {
-    PairDecoder decoder(target, draft_.model.get(), target_.tokenizer->end_of_generation_ids());
+    constexpr int32_t kMostTokens = 4096;
+    WITHY_ASSIGN_OR_RETURN(const auto decoder, PairDecoder::Create({.target = target,
+                                                                    .tokenizer = *target_.tokenizer,
+                                                                    .chat = target_.chat,
+                                                                    .draft = draft_.model.get()},
+                                                                   kMostTokens));
     Sum sum;
     const double joules = Joules();
     for (const Question& question : questions_) {
       WITHY_ASSIGN_OR_RETURN(const DecodedAnswer answer,
-                             decoder.Decode(question.prompt, tokens_, way));
+                             decoder->Answer(question.messages, tokens_, way));
       sum.ms += answer.ms;
-      sum.tokens += static_cast<int64_t>(answer.tokens.size());
+      sum.tokens += answer.decoded;
       sum.target_passes += answer.target_passes;
       sum.drafted += answer.drafted;
       sum.accepted += answer.accepted;
@@ -199,7 +207,8 @@ class Figures {
         {"vanilla", {}},
         {"linear_4", {.chain = 4}},
         {"tree", {.tree = true}},
-        {"tree_adaptive", {.tree = true, .adaptive = true}}};
+        {"tree_adaptive", {.tree = true, .adaptive = true}},
+        {"service", {.speculation = policy::SpeculationMode::kAuto, .windows = true}}};
     std::fprintf(stderr,
                  "way (Figure 15)   ms a token   times as fast   tokens a pass   accepted\n");
     double vanilla_ms = 0;
@@ -243,8 +252,8 @@ class Figures {
     show("ours", ours, texts);
     for (const auto& [fallback, rollback] : {std::pair(0.5, 5.0), std::pair(0.8, 2.0)}) {
       texts.clear();
-      WITHY_ASSIGN_OR_RETURN(
-          const Sum sum, Run(*target_.model, {.fallback = fallback, .rollback = rollback}, &texts));
+      WITHY_ASSIGN_OR_RETURN(const Sum sum,
+                             Run(*target_.model, {.big_little = {fallback, rollback}}, &texts));
       show(absl::StrCat("BLD fallback ", fallback, " rollback ", rollback), sum, texts);
     }
     if (absl::GetFlag(FLAGS_streamed)) return absl::OkStatus();
@@ -283,24 +292,6 @@ class Figures {
   nlohmann::json report_;
 };
 
-struct Paths {
-  std::string target, draft;
-};
-
-absl::StatusOr<Paths> FindModels(const std::string& directory) {
-  Paths paths{.target = absl::GetFlag(FLAGS_model), .draft = absl::GetFlag(FLAGS_draft)};
-  if (paths.target.empty()) paths.target = PocketFile(kPocketTarget);
-  if (paths.draft.empty()) paths.draft = PocketFile(kPocketDraft);
-  const std::string shape = absl::GetFlag(FLAGS_inflate);
-  const std::string draft_shape = absl::GetFlag(FLAGS_inflate_draft);
-  if (shape.empty()) return paths;
-  WITHY_ASSIGN_OR_RETURN(paths.target, Inflated(paths.target, shape, directory));
-  if (!draft_shape.empty()) {
-    WITHY_ASSIGN_OR_RETURN(paths.draft, Inflated(paths.draft, draft_shape, directory));
-  }
-  return paths;
-}
-
 absl::Status Main() {
   WITHY_RETURN_IF_ERROR(CheckFlag("prompts", absl::GetFlag(FLAGS_prompts), 1, 100'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("tokens", absl::GetFlag(FLAGS_tokens), 1, 1024));
@@ -310,7 +301,10 @@ absl::Status Main() {
                          TemporaryDirectory::Create("withy-figures"));
   const std::string asked = absl::GetFlag(FLAGS_dir);
   const std::string directory = asked.empty() ? temporary.path() : asked;
-  WITHY_ASSIGN_OR_RETURN(const Paths paths, FindModels(directory));
+  WITHY_ASSIGN_OR_RETURN(
+      const PairFiles paths,
+      FindPair(absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_draft), absl::GetFlag(FLAGS_inflate),
+               absl::GetFlag(FLAGS_inflate_draft), directory));
   engine::ModelOptions options;
   options.threads = absl::GetFlag(FLAGS_threads);
   options.cache_dir = directory;
@@ -320,11 +314,7 @@ absl::Status Main() {
   }
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle target,
                          engine::OpenBundle(paths.target, options));
-  if (target.tokenizer->fingerprint() != draft.tokenizer->fingerprint()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--draft ", paths.draft, " has another vocabulary than --model ", paths.target,
-                     ": choose a draft with the target's tokenizer"));
-  }
+  WITHY_RETURN_IF_ERROR(CheckVocabularies(target, draft, paths));
   Figures figures(target, draft, paths.target, directory);
   WITHY_RETURN_IF_ERROR(figures.Measure());
   figures.report()["draft_bytes_share"] = static_cast<double>(draft.model->info().weight_bytes) /
@@ -340,12 +330,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
-      "What each technique of speculation brings, on the engine alone.\n"
+  return withy::RunProgram(
+      "What each technique of speculation brings, without a service.\n"
       "usage: withy-bench-speculation-figures [--inflate tinyllama-1.1b] [--streamed]",
-      argc, argv);
-  const absl::Status status = withy::bench::Main();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "withy-bench-speculation-figures: %s\n", status.ToString().c_str());
-  return 1;
+      argc, argv, withy::bench::Main);
 }

@@ -93,4 +93,25 @@ absl::StatusOr<uint64_t> HalfStreamedBudget(const std::string& path) {
   return least + (std::max(layout.data_bytes, least) - least) / 2;
 }
 
+absl::StatusOr<PairFiles> FindPair(const std::string& target, const std::string& draft,
+                                   const std::string& shape, const std::string& draft_shape,
+                                   const std::string& directory) {
+  PairFiles files;
+  if (!target.empty()) files.target = target;
+  if (!draft.empty()) files.draft = draft;
+  if (shape.empty()) return files;
+  WITHY_ASSIGN_OR_RETURN(files.target, Inflated(files.target, shape, directory));
+  if (draft_shape.empty()) return files;
+  WITHY_ASSIGN_OR_RETURN(files.draft, Inflated(files.draft, draft_shape, directory));
+  return files;
+}
+
+absl::Status CheckVocabularies(const engine::ModelBundle& target, const engine::ModelBundle& draft,
+                               const PairFiles& files) {
+  if (target.tokenizer->fingerprint() == draft.tokenizer->fingerprint()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the draft ", files.draft,
+                                                 " has another vocabulary than ", files.target,
+                                                 ": choose a draft with the target's tokenizer"));
+}
+
 }  // namespace withy::bench

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/gguf/types.h"
+#include "engine/model/bundle.h"
 
 namespace withy::bench {
 
@@ -30,5 +32,22 @@ absl::StatusOr<std::string> Requantised(const std::string& path, engine::GgmlTyp
 // A weight budget with which half of what can be streamed is. Errors: of reading the file;
 // INVALID_ARGUMENT: it cannot be served.
 absl::StatusOr<uint64_t> HalfStreamedBudget(const std::string& path);
+
+// The GGUF files of a target and its draft.
+struct PairFiles {
+  std::string target = PocketFile(kPocketTarget);
+  std::string draft = PocketFile(kPocketDraft);
+};
+
+// `target` and `draft`: files that take the place of the pocket pair's, if not empty. `shape`: that
+// the target is inflated to, and then the draft to `draft_shape`; empty: they are not. Errors: as
+// Inflated.
+absl::StatusOr<PairFiles> FindPair(const std::string& target, const std::string& draft,
+                                   const std::string& shape, const std::string& draft_shape,
+                                   const std::string& directory);
+
+// Errors: INVALID_ARGUMENT (vocabularies that differ), naming both files.
+absl::Status CheckVocabularies(const engine::ModelBundle& target, const engine::ModelBundle& draft,
+                               const PairFiles& files);
 
 }  // namespace withy::bench

@@ -57,28 +57,19 @@ ABSL_FLAG(std::string, cgroup, "", "of --contestant: where its memory is read");
 namespace withy::bench {
 namespace {
 
-// The pair's GGUF files.
-struct WallFiles {
-  std::string target, draft;
-};
-
 // A smaller draft would do less work than one of a real pair does.
 std::string DraftShape(const std::string& target_shape) {
   return target_shape == "llama3.2-3b" ? "smollm2-360m" : "smollm2-135m";
 }
 
-absl::StatusOr<WallFiles> FindFiles(const std::string& directory) {
-  WallFiles files{absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_draft)};
-  if (!files.target.empty()) return files;
+absl::StatusOr<PairFiles> FindFiles(const std::string& directory) {
+  const PairFiles given{absl::GetFlag(FLAGS_model), absl::GetFlag(FLAGS_draft)};
+  if (!given.target.empty()) return given;
   const std::string shape = absl::GetFlag(FLAGS_inflate);
-  const std::string asked = absl::GetFlag(FLAGS_inflate_draft);
-  WITHY_ASSIGN_OR_RETURN(files.target, Inflated(PocketFile(kPocketTarget), shape, directory));
-  if (files.draft.empty()) {
-    WITHY_ASSIGN_OR_RETURN(
-        files.draft,
-        Inflated(PocketFile(kPocketDraft), asked.empty() ? DraftShape(shape) : asked, directory));
-  }
-  return files;
+  std::string draft_shape = absl::GetFlag(FLAGS_inflate_draft);
+  if (draft_shape.empty()) draft_shape = DraftShape(shape);
+  if (!given.draft.empty()) draft_shape.clear();
+  return FindPair("", given.draft, shape, draft_shape, directory);
 }
 
 absl::StatusOr<std::string> Packed(const std::string& path, const std::string& directory) {
@@ -132,7 +123,7 @@ absl::StatusOr<WallSetup> SetUp() {
     WITHY_RETURN_IF_ERROR(BudgetShare(percent).status());
   }
   WITHY_ASSIGN_OR_RETURN(setup.ways, Ways());
-  WITHY_ASSIGN_OR_RETURN(const WallFiles files, FindFiles(directory));
+  WITHY_ASSIGN_OR_RETURN(const PairFiles files, FindFiles(directory));
   WITHY_ASSIGN_OR_RETURN(setup.run.packed, Packed(files.target, directory));
   WITHY_ASSIGN_OR_RETURN(setup.run.draft, Packed(files.draft, directory));
   for (const WallWay& way : setup.ways) {
@@ -183,11 +174,8 @@ absl::Status Main() {
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "usage: withy-bench-wall [--inflate=SHAPE | --model=FILE --draft=FILE] [--ways=WAY,WAY]\n"
       "Decodes a model under a memory budget in several ways. Needs root for memory cgroups.",
-      argc, argv);
-  const absl::Status status = withy::bench::Main();
-  if (!status.ok()) std::fprintf(stderr, "withy-bench-wall: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+      argc, argv, withy::bench::Main);
 }

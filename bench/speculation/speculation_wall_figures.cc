@@ -1,59 +1,55 @@
 #include "bench/speculation/speculation_wall_figures.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "policy/constants.h"
 
 namespace withy::bench {
 namespace {
 
 constexpr char kWays[] =
-    "stream, mmap, layers, peer, tree, tree:SOURCE+SOURCE, line:N, single, single:F/R, sti";
-constexpr int kMostLine = 64;
+    "stream, mmap, layers, peer, tree, tree:SOURCE, tree:SOURCE+ahead, line:N, single, single:F/R, "
+    "sti";
+constexpr int kMostLine = policy::kMostDraftDepth;
 
 absl::Status BadWay(const std::string& name, const char* why) {
   return absl::InvalidArgumentError(
       absl::StrCat("--ways ", name, ": ", why, "; there are ", kWays));
 }
 
-// As many leaves a pass and branches as pay while weights are read.
-DecodeWay Tree() {
-  return {.tree = true,
-          .lookup = true,
-          .draft = true,
-          .weighed = true,
-          .ahead = true,
-          .leaves_per_pass = 4,
-          .branch_threshold = 0.05};
-}
-
-absl::Status ReadSources(const std::string& name, const std::string& sources, DecodeWay* way) {
-  way->lookup = way->prefix = way->draft = way->ahead = false;
-  const std::vector<std::string> names = absl::StrSplit(sources, '+');
-  for (const std::string& source : names) {
-    if (source == "lookup") {
-      way->lookup = true;
-    } else if (source == "prefix") {
-      way->prefix = true;
-    } else if (source == "draft") {
-      way->draft = true;
-    } else if (source == "ahead") {
-      way->ahead = true;
-    } else {
-      return BadWay(name, "a source is none of lookup, prefix, draft and ahead");
-    }
+absl::Status ReadSource(const std::string& name, std::string_view source, DecodeWay* way) {
+  using policy::SpeculationMode;
+  constexpr std::pair<std::string_view, SpeculationMode> kSources[] = {
+      {"auto", SpeculationMode::kAuto},
+      {"lookup", SpeculationMode::kLookup},
+      {"prefix", SpeculationMode::kPrefix},
+      {"draft", SpeculationMode::kDraft}};
+  constexpr std::string_view kAhead = "+ahead";
+  way->windows = source.ends_with(kAhead);
+  if (way->windows) source.remove_suffix(kAhead.size());
+  for (const auto& [known, mode] : kSources) {
+    if (source == known) way->speculation = mode;
   }
-  if (way->ahead && !way->draft) return BadWay(name, "ahead needs the source draft");
+  if (way->speculation == SpeculationMode::kOff) {
+    return BadWay(name, "the source is none of auto, lookup, prefix and draft");
+  }
+  if (way->windows && way->speculation == SpeculationMode::kLookup) {
+    return BadWay(name, "ahead needs a model that drafts");
+  }
   return absl::OkStatus();
 }
 
 absl::Status ReadThresholds(const std::string& name, const std::string& text, DecodeWay* way) {
   const std::vector<std::string> numbers = absl::StrSplit(text, '/');
-  if (numbers.size() != 2 || !absl::SimpleAtod(numbers[0], &way->fallback) ||
-      !absl::SimpleAtod(numbers[1], &way->rollback) || way->fallback <= 0 || way->rollback <= 0) {
+  if (numbers.size() != 2 || !absl::SimpleAtod(numbers[0], &way->big_little.fallback) ||
+      !absl::SimpleAtod(numbers[1], &way->big_little.rollback) || way->big_little.fallback <= 0 ||
+      way->big_little.rollback <= 0) {
     return BadWay(name, "needs two thresholds above 0, as in single:0.8/2");
   }
   return absl::OkStatus();
@@ -69,18 +65,16 @@ absl::StatusOr<WallWay> ParseWay(const std::string& name) {
   if (colon != std::string::npos && tail.empty()) return BadWay(name, "nothing follows the colon");
   if (head == "tree") {
     way.kind = WallWay::Kind::kPair;
-    way.decode = Tree();
-    if (!tail.empty()) WITHY_RETURN_IF_ERROR(ReadSources(name, tail, &way.decode));
+    WITHY_RETURN_IF_ERROR(ReadSource(name, tail.empty() ? "auto+ahead" : tail, &way.decode));
   } else if (head == "line") {
     way.kind = WallWay::Kind::kPair;
     if (!absl::SimpleAtoi(tail, &way.decode.chain) || way.decode.chain < 1 ||
         way.decode.chain > kMostLine) {
-      return BadWay(name, "N is not 1 to 64");
+      return BadWay(name, "N is not 1 to 32");
     }
   } else if (head == "single") {
     way.kind = WallWay::Kind::kPair;
-    way.decode.fallback = 0.8;
-    way.decode.rollback = 2;
+    way.decode.big_little = {.fallback = 0.8, .rollback = 2};
     if (!tail.empty()) WITHY_RETURN_IF_ERROR(ReadThresholds(name, tail, &way.decode));
   } else if (name == "sti") {
     way.kind = WallWay::Kind::kShards;
@@ -104,8 +98,8 @@ WallSum SumOf(const std::vector<WallAnswer>& answers) {
   for (const WallAnswer& one : answers) {
     sum.ms += one.answer.ms;
     sum.draft_ms += one.answer.draft_ms;
-    sum.window_ms += one.answer.window_ms;
-    sum.tokens += static_cast<int64_t>(one.answer.tokens.size());
+    sum.window_drafted += one.answer.window_drafted;
+    sum.tokens += one.answer.decoded;
     sum.passes += one.answer.target_passes;
     sum.drafted += one.answer.drafted;
     sum.accepted += one.answer.accepted;
@@ -119,11 +113,6 @@ std::map<std::string, WallSum> SumByWay(const std::vector<WallAnswer>& answers) 
   std::map<std::string, WallSum> sums;
   for (const auto& [way, its] : by_way) sums[way] = SumOf(its);
   return sums;
-}
-
-void Samples::Add(const std::string& key, double sample) {
-  if (!samples_.contains(key)) order_.push_back(key);
-  samples_[key].push_back(sample);
 }
 
 void AddRatios(const std::string& prefix, const std::string& ours, const std::string& percent,

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/engine/engine_bench.h"
+#include "bench/samples.h"
 #include "bench/speculation/speculation_decoder.h"
 
 namespace withy::bench {
@@ -20,9 +20,9 @@ namespace withy::bench {
 //   mmap           one token a pass, paged by the kernel from the mapped packed file
 //   layers         one token a pass, whole layers streamed with overlap, nothing kept (StdPL)
 //   peer           llama-bench over the mapped GGUF
-//   tree[:SOURCES] token trees; SOURCES: lookup, prefix and draft, joined by "+", and ahead, with
-//                  which the draft goes on while the target waits for weights; default:
-//                  lookup+draft+ahead
+//   tree[:SOURCE]  the service's token trees; SOURCE: auto, lookup, prefix or draft, as a call asks
+//                  for it, and +ahead, with which trees go on growing while the target waits for
+//                  weights; default: auto+ahead
 //   line:N         linear speculation: N drafted tokens a pass
 //   single[:F/R]   the Big Little Decoder: falls back at single tokens that the draft gives less
 //                  than F, and takes back what the target gives less than exp(-R); lossy
@@ -39,7 +39,7 @@ struct WallWay {
 
   // Whether its memory has the draft model.
   bool uses_draft() const { return kind == Kind::kPair && decode.uses_draft(); }
-  bool lossless() const { return kind != Kind::kShards && decode.fallback <= 0; }
+  bool lossless() const { return kind != Kind::kShards && decode.big_little.fallback <= 0; }
 };
 
 // Errors: INVALID_ARGUMENT, which lists the ways.
@@ -57,8 +57,8 @@ struct WallAnswer {
 
 // All answers of one way at one budget in one round.
 struct WallSum {
-  double ms = 0, draft_ms = 0, window_ms = 0;
-  int64_t tokens = 0, passes = 0, drafted = 0, accepted = 0;
+  double ms = 0, draft_ms = 0;
+  int64_t tokens = 0, passes = 0, window_drafted = 0, drafted = 0, accepted = 0;
 
   double token_s() const { return tokens == 0 ? 0 : ms / 1e3 / static_cast<double>(tokens); }
   double tokens_a_pass() const {
@@ -70,20 +70,6 @@ struct WallSum {
 };
 WallSum SumOf(const std::vector<WallAnswer>& answers);
 std::map<std::string, WallSum> SumByWay(const std::vector<WallAnswer>& answers);
-
-// Samples by key, in the order of their first measurement.
-class Samples {
- public:
-  void Add(const std::string& key, double sample);
-  bool Has(const std::string& key) const { return samples_.contains(key); }
-  double Median(const std::string& key) const { return Summarize(samples_.at(key)).median; }
-  const std::vector<double>& At(const std::string& key) const { return samples_.at(key); }
-  const std::vector<std::string>& keys() const { return order_; }
-
- private:
-  std::map<std::string, std::vector<double>> samples_;
-  std::vector<std::string> order_;
-};
 
 // Adds what one round at one budget says of one way against the others: the ratio of their seconds
 // a token to its. `token_s`: seconds a token by way; without `ours` nothing is added. Keys, with

@@ -15,23 +15,25 @@ using testing::HasSubstr;
 TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
   const auto tree = ParseWay("tree");
   ASSERT_TRUE(tree.ok()) << tree.status();
-  EXPECT_TRUE(tree->decode.tree && tree->decode.weighed && tree->lossless());
-  EXPECT_TRUE(tree->uses_draft() && tree->decode.ahead);
-  const auto prefix = ParseWay("tree:lookup+prefix");
+  EXPECT_EQ(tree->decode.speculation, policy::SpeculationMode::kAuto);
+  EXPECT_TRUE(tree->uses_draft() && tree->decode.windows && tree->lossless());
+  const auto prefix = ParseWay("tree:prefix+ahead");
   ASSERT_TRUE(prefix.ok()) << prefix.status();
   EXPECT_FALSE(prefix->uses_draft()) << "all of the budget is for the target";
-  const auto all = ParseWay("tree:lookup+draft");
-  ASSERT_TRUE(all.ok()) << all.status();
-  EXPECT_TRUE(all->decode.lookup && all->decode.draft && all->uses_draft());
-  EXPECT_FALSE(all->decode.prefix || all->decode.ahead);
+  EXPECT_TRUE(prefix->decode.windows);
+  const auto draft = ParseWay("tree:draft");
+  ASSERT_TRUE(draft.ok()) << draft.status();
+  EXPECT_EQ(draft->decode.speculation, policy::SpeculationMode::kDraft);
+  EXPECT_TRUE(draft->uses_draft());
+  EXPECT_FALSE(draft->decode.windows);
   const auto line = ParseWay("line:16");
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->decode.chain, 16);
   EXPECT_TRUE(line->uses_draft() && line->lossless());
   const auto single = ParseWay("single:0.5/5");
   ASSERT_TRUE(single.ok()) << single.status();
-  EXPECT_EQ(single->decode.fallback, 0.5);
-  EXPECT_EQ(single->decode.rollback, 5);
+  EXPECT_EQ(single->decode.big_little.fallback, 0.5);
+  EXPECT_EQ(single->decode.big_little.rollback, 5);
   EXPECT_FALSE(single->lossless());
   const auto shards = ParseWay("sti");
   ASSERT_TRUE(shards.ok()) << shards.status();
@@ -45,8 +47,8 @@ TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
 
 TEST(WallWayTest, RefusesWhatItDoesNotKnow) {
   for (const char* const name :
-       {"", "trees", "tree:", "tree:lookup+magic", "tree:lookup+ahead", "line", "line:0", "line:65",
-        "line:x", "single:0.5", "single:0/1", "sti:2"}) {
+       {"", "trees", "tree:", "tree:off", "tree:magic", "tree:ahead", "tree:lookup+ahead", "line",
+        "line:0", "line:33", "line:x", "single:0.5", "single:0/1", "sti:2"}) {
     const auto way = ParseWay(name);
     EXPECT_EQ(way.status().code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(std::string(way.status().message()), HasSubstr("line:N")) << name;
@@ -64,6 +66,7 @@ TEST(WallFiguresTest, BudgetsAreSharesOfTheWeights) {
 DecodedAnswer Answer(int tokens, int passes, double ms) {
   DecodedAnswer answer;
   answer.tokens.assign(static_cast<size_t>(tokens), 7);
+  answer.decoded = tokens;
   answer.target_passes = passes;
   answer.drafted = 4 * passes;
   answer.accepted = tokens - passes;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "bench/quality/rouge.h"
+#include "bench/samples.h"
 #include "bench/speculation/speculation_wall_limited.h"
 #include "bench/speculation/speculation_wall_pair.h"
 #include "engine/model/bundle.h"
@@ -62,9 +63,8 @@ absl::Status Wall::MeasureSmallPair() {
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle draft,
                          engine::OpenBundle(setup_.small_draft, options));
   WITHY_ASSIGN_OR_RETURN(const WallWay line, ParseWay(kAcceptanceWay));
-  WITHY_ASSIGN_OR_RETURN(
-      std::vector<WallAnswer> answers,
-      AnswerInTurns(target, draft.model.get(), setup_.run, {line}, /*costs=*/nullptr));
+  WITHY_ASSIGN_OR_RETURN(std::vector<WallAnswer> answers,
+                         AnswerInTurns(target, draft.model.get(), setup_.run, {line}));
   const WallSum sum = SumOf(answers);
   small_acceptance_ = sum.accepted_share();
   for (WallAnswer& one : answers) small_[one.prompt] = std::move(one.answer.tokens);
@@ -214,10 +214,9 @@ void Wall::Take(const std::string& percent, const std::vector<WallWay>& ways,
     samples.Add("s_token", sum.token_s());
     samples.Add("tokens_a_pass", sum.tokens_a_pass());
     samples.Add("draft_share", sum.draft_ms / sum.ms);
-    samples.Add("window_share", sum.window_ms / sum.ms);
-    samples.Add("rows", sum.passes == 0 ? 0
-                                        : 1 + static_cast<double>(sum.drafted) /
-                                                  static_cast<double>(sum.passes));
+    const double passes = std::max<double>(1, static_cast<double>(sum.passes));
+    samples.Add("ahead", static_cast<double>(sum.window_drafted) / passes);
+    samples.Add("rows", 1 + static_cast<double>(sum.drafted) / passes);
     if (sum.drafted > 0) samples.Add("accepted", sum.accepted_share());
     std::fprintf(stderr, "  %s %% %-18s %8.3f s a token, %5.2f tokens a pass\n", percent.c_str(),
                  way.c_str(), sum.token_s(), sum.tokens_a_pass());
@@ -299,7 +298,7 @@ void Wall::PrintTable(const std::string& percent) const {
     show("rows", 11, 1);
     show("accepted", 8, 2);
     show("draft_share", 8, 2);
-    show("window_share", 5, 2);
+    show("ahead", 5, 1);
     show("memory", 6, 3);
     if (lossy_.contains(way.name)) std::fprintf(stderr, "  %7.1f", RougeOf(way.name));
     std::fprintf(stderr, "\n");
@@ -308,13 +307,9 @@ void Wall::PrintTable(const std::string& percent) const {
 
 void Wall::PrintLine() const {
   nlohmann::ordered_json line;
-  std::fprintf(stderr, "\n%-36s %10s %10s %10s %4s\n", "", "median", "low", "high", "n");
-  for (const std::string& key : figures_.keys()) {
-    const Spread spread = Summarize(figures_.At(key));
-    std::fprintf(stderr, "%-36s %10.4f %10.4f %10.4f %4zu\n", key.c_str(), spread.median,
-                 spread.low, spread.high, figures_.At(key).size());
-    line[key] = spread.median;
-  }
+  std::fprintf(stderr, "\n");
+  figures_.Print(stderr);
+  for (const std::string& key : figures_.keys()) line[key] = figures_.Median(key);
   const auto add = [&line](const char* key, double value) {
     std::fprintf(stderr, "%-36s %10.4f\n", key, value);
     line[key] = value;

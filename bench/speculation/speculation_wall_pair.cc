@@ -1,7 +1,6 @@
 #include "bench/speculation/speculation_wall_pair.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,14 +9,12 @@
 #include "bench/quality/held_out.h"
 #include "bench/service/memory_cgroup.h"
 #include "bench/speculation/speculation_decoder.h"
+#include "bench/speculation/speculation_models.h"
 #include "engine/model/bundle.h"
 #include "offline/corpus/generator.h"
 
 namespace withy::bench {
 namespace {
-
-// Passes of these many rows are timed first.
-constexpr std::array<int32_t, 4> kTimedRows = {1, 16, 48, 128};
 
 engine::ModelOptions PairOptions(const WallRun& run, uint64_t budget_bytes) {
   engine::ModelOptions options;
@@ -44,36 +41,42 @@ absl::StatusOr<std::vector<Question>> WallQuestions(const engine::ModelBundle& b
   return questions;
 }
 
+int32_t MostTokens(const std::vector<Question>& questions) {
+  size_t most = 0;
+  for (const Question& question : questions) most = std::max(most, question.prompt.size());
+  return static_cast<int32_t>(most);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle& target,
                                                       engine::Model* draft, const WallRun& run,
-                                                      const std::vector<WallWay>& ways,
-                                                      PassCosts* costs) {
+                                                      const std::vector<WallWay>& ways) {
   constexpr int32_t kFirstPrompts = 2;  // asked before, so that drafts' confidence is known
   const int32_t asked = run.prompts + run.open_prompts;
   WITHY_ASSIGN_OR_RETURN(const std::vector<Question> questions,
                          WallQuestions(target, asked + kFirstPrompts));
-  PairDecoder decoder(*target.model, draft, target.tokenizer->end_of_generation_ids());
-  const bool weighed =
-      std::any_of(ways.begin(), ways.end(), [](const WallWay& way) { return way.decode.weighed; });
-  if (weighed) {
-    WITHY_ASSIGN_OR_RETURN(const PassCosts measured, decoder.Calibrate(kTimedRows));
-    if (costs != nullptr) *costs = measured;
-  }
-  for (size_t first = static_cast<size_t>(asked); weighed && first < questions.size(); ++first) {
-    WITHY_RETURN_IF_ERROR(decoder.Begin(questions[first].prompt, run.answer_tokens));
+  WITHY_ASSIGN_OR_RETURN(const auto decoder,
+                         PairDecoder::Create({.target = *target.model,
+                                              .tokenizer = *target.tokenizer,
+                                              .chat = target.chat,
+                                              .draft = draft},
+                                             MostTokens(questions) + run.answer_tokens));
+  for (size_t first = static_cast<size_t>(asked); first < questions.size(); ++first) {
     for (const WallWay& way : ways) {
-      if (way.decode.weighed) WITHY_RETURN_IF_ERROR(decoder.Answer(way.decode).status());
+      if (way.decode.speculation == policy::SpeculationMode::kOff) continue;
+      WITHY_RETURN_IF_ERROR(
+          decoder->Answer(questions[first].messages, run.answer_tokens, way.decode).status());
     }
   }
   std::vector<WallAnswer> answers;
   for (size_t prompt = 0; prompt < static_cast<size_t>(asked); ++prompt) {
     const bool open = prompt >= static_cast<size_t>(run.prompts);
-    WITHY_RETURN_IF_ERROR(decoder.Begin(questions[prompt].prompt, run.answer_tokens, open));
     for (size_t i = 0; i < ways.size(); ++i) {
       const WallWay& way = ways[(prompt + i) % ways.size()];  // none is always first
-      WITHY_ASSIGN_OR_RETURN(DecodedAnswer answer, decoder.Answer(way.decode));
+      WITHY_ASSIGN_OR_RETURN(
+          DecodedAnswer answer,
+          decoder->Answer(questions[prompt].messages, run.answer_tokens, way.decode, open));
       answers.push_back({way.name, static_cast<int32_t>(prompt), std::move(answer)});
     }
   }
@@ -92,15 +95,14 @@ absl::StatusOr<WallResult> RunPair(const WallRun& run) {
   }
   WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle target,
                          engine::OpenBundle(run.packed, PairOptions(run, run.budget_bytes)));
-  if (draft.has_value() && target.tokenizer->fingerprint() != draft->tokenizer->fingerprint()) {
-    return absl::InvalidArgumentError(absl::StrCat("the draft ", run.draft,
-                                                   " has another vocabulary than ", run.packed,
-                                                   ": choose a draft with the target's tokenizer"));
+  if (draft.has_value()) {
+    WITHY_RETURN_IF_ERROR(
+        CheckVocabularies(target, *draft, {.target = run.packed, .draft = run.draft}));
   }
   WallResult result;
   WITHY_ASSIGN_OR_RETURN(
-      result.answers, AnswerInTurns(target, draft.has_value() ? draft->model.get() : nullptr, run,
-                                    ways, &result.costs));
+      result.answers,
+      AnswerInTurns(target, draft.has_value() ? draft->model.get() : nullptr, run, ways));
   result.token_s = SumOf(result.answers).token_s();
   if (!run.cgroup.empty()) result.memory_bytes = CgroupMemory(run.cgroup);
   const engine::WeightStreamStats stats = target.model->weight_stats();

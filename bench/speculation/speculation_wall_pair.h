@@ -17,12 +17,10 @@ namespace withy::bench {
 // model ends them, and `open_prompts` others behind which it goes on to `answer_tokens`, beyond the
 // end of its turn, with text that drafts know less well. Of every ten prompts of a task the one
 // with the longest answer; tasks take turns. Prompts and answers are numbered through. `draft`:
-// null if no way uses it. `costs`: what was measured for trees; null: not wanted. Errors: those of
-// PairDecoder.
+// null if no way uses it. Errors: those of PairDecoder.
 absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle& target,
                                                       engine::Model* draft, const WallRun& run,
-                                                      const std::vector<WallWay>& ways,
-                                                      PassCosts* costs);
+                                                      const std::vector<WallWay>& ways);
 
 // WallRun::contestant "pair". The draft's weights are copied to memory that the kernel cannot
 // reclaim; they come on top of the budget. Errors: those of OpenBundle, ParseWay and PairDecoder.

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "bench/engine/engine_bench.h"
 #include "bench/engine/peer_bench.h"
+#include "bench/samples.h"
 #include "bench/service/memory_cgroup.h"
 #include "bench/speculation/speculation_wall_pair.h"
 #include "engine/model/model.h"
@@ -125,25 +126,25 @@ nlohmann::json ToJson(const WallAnswer& one) {
   return {{"way", one.way},
           {"prompt", one.prompt},
           {"tokens", a.tokens},
+          {"decoded", a.decoded},
           {"target_passes", a.target_passes},
-          {"draft_passes", a.draft_passes},
           {"drafted", a.drafted},
           {"accepted", a.accepted},
           {"ms", a.ms},
           {"draft_ms", a.draft_ms},
-          {"window_ms", a.window_ms}};
+          {"window_drafted", a.window_drafted}};
 }
 
 WallAnswer ParseAnswer(const nlohmann::json& json) {
   WallAnswer one{json.value("way", ""), json.value("prompt", 0), {}};
   one.answer.tokens = json.value("tokens", std::vector<int32_t>());
+  one.answer.decoded = json.value("decoded", 0);
   one.answer.target_passes = json.value("target_passes", 0);
-  one.answer.draft_passes = json.value("draft_passes", 0);
   one.answer.drafted = json.value("drafted", int64_t{0});
   one.answer.accepted = json.value("accepted", int64_t{0});
   one.answer.ms = json.value("ms", 0.0);
   one.answer.draft_ms = json.value("draft_ms", 0.0);
-  one.answer.window_ms = json.value("window_ms", 0.0);
+  one.answer.window_drafted = json.value("window_drafted", 0);
   return one;
 }
 
@@ -197,10 +198,6 @@ std::string ToJson(const WallResult& r) {
                         {"pass_bytes", r.pass_bytes},
                         {"locked_bytes", r.locked_bytes},
                         {"direct", r.direct},
-                        {"target_ms", r.costs.target_ms},
-                        {"wait_ms", r.costs.wait_ms},
-                        {"draft_ms", r.costs.draft_ms},
-                        {"prefix_ms", r.costs.prefix_ms},
                         {"answers", answers}}
       .dump();
 }
@@ -220,10 +217,6 @@ absl::StatusOr<WallResult> ParseWallResult(const std::string& json) {
   r.pass_bytes = parsed.value("pass_bytes", uint64_t{0});
   r.locked_bytes = parsed.value("locked_bytes", int64_t{0});
   r.direct = parsed.value("direct", false);
-  r.costs.target_ms = parsed.value("target_ms", 0.0);
-  r.costs.wait_ms = parsed.value("wait_ms", 0.0);
-  r.costs.draft_ms = parsed.value("draft_ms", 0.0);
-  r.costs.prefix_ms = parsed.value("prefix_ms", 0.0);
   for (const auto& one : parsed.value("answers", nlohmann::json::array())) {
     r.answers.push_back(ParseAnswer(one));
   }

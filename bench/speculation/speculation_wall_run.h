@@ -43,7 +43,6 @@ struct WallResult {
   int64_t locked_bytes = 0;
   bool direct = false;
   // Of "pair".
-  PassCosts costs;
   std::vector<WallAnswer> answers;
 };
 

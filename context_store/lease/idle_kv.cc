@@ -82,11 +82,8 @@ void Evictions::Plan(uint64_t bytes) {
   }
   plan_.clear();
   next_ = 0;
-  // Nothing is written here: what has no copy was not worth writing, or is being written.
-  const policy::EvictionPlan plan =
-      policy::PlanKvEviction(chunks, std::min(bytes, available), /*writable_bytes=*/0, policy_);
-  for (const policy::EvictionAction& action : plan.actions) {
-    plan_.push_back(candidates[action.chunk]);
+  for (const size_t chunk : policy::PlanKvEviction(chunks, std::min(bytes, available), policy_)) {
+    plan_.push_back(candidates[chunk]);
   }
 }
 

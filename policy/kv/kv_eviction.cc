@@ -38,11 +38,6 @@ EvictionQueue QueueChunks(EvictableChunks chunks, EvictionPolicy policy) {
         std::get<1>(rank) = chunk.place.copy.has_value() ? 0 : 1;
         std::get<2>(rank) = chunk.place.format;
         break;
-      case EvictionPolicy::kLctruAsPrinted:
-        std::get<0>(rank) = chunk.place.format;
-        std::get<1>(rank) = chunk.last_used;
-        std::get<2>(rank) = chunk.place.copy.has_value() ? 0 : 1;
-        break;
       case EvictionPolicy::kChunkLru:
         std::get<0>(rank) = chunk.last_used;
         break;
@@ -55,59 +50,27 @@ EvictionQueue QueueChunks(EvictableChunks chunks, EvictionPolicy policy) {
   return EvictionQueue({}, std::move(ranks));
 }
 
-// The plan being made; lives as long as PlanKvEviction takes.
-class EvictionPlanner {
- public:
-  EvictionPlanner(EvictableChunks chunks, uint64_t writable_bytes)
-      : chunks_(chunks), writable_bytes_(writable_bytes) {}
-
-  bool CanBeReadBack(size_t i) const {
-    return chunks_[i].place.copy.has_value() ||
-           chunks_[i].bytes <= writable_bytes_ - plan_.written_bytes;
-  }
-
-  void Evict(size_t i) {
-    if (!CanBeReadBack(i)) {
-      ++plan_.to_recompute;
-    } else if (!chunks_[i].place.copy.has_value()) {
-      plan_.actions.push_back({i, {KvAction::Kind::kWrite}});
-      plan_.written_bytes += chunks_[i].bytes;
-    }
-    plan_.actions.push_back({i, {KvAction::Kind::kDrop}});
-    plan_.freed_bytes += chunks_[i].bytes;
-  }
-
-  EvictionPlan Take() { return std::move(plan_); }
-  uint64_t freed_bytes() const { return plan_.freed_bytes; }
-
- private:
-  const EvictableChunks chunks_;
-  const uint64_t writable_bytes_;
-  EvictionPlan plan_;
-};
-
 }  // namespace
 
-EvictionPlan PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free, uint64_t writable_bytes,
-                            EvictionPolicy policy) {
-  uint64_t available = 0;
+std::vector<size_t> PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free,
+                                   EvictionPolicy policy) {
+  uint64_t available = 0, freed = 0;
   for (const EvictableChunk& chunk : chunks) available += chunk.bytes;
   if (bytes_to_free == 0 || available < bytes_to_free) return {};
-  EvictionPlanner planner(chunks, writable_bytes);
-  std::vector<size_t> last;
-  const EvictableChunk* previous = nullptr;
+  std::vector<size_t> dropped, last;
+  const auto drop = [&](size_t i) {
+    dropped.push_back(i);
+    freed += chunks[i].bytes;
+  };
   for (EvictionQueue queue = QueueChunks(chunks, policy); !queue.empty(); queue.pop()) {
     const size_t i = std::get<5>(queue.top());
-    const bool context_goes_on = policy == EvictionPolicy::kContextLru && previous != nullptr &&
-                                 previous->context == chunks[i].context;
-    if (planner.freed_bytes() >= bytes_to_free && !context_goes_on) break;
-    previous = &chunks[i];
-    const bool waits_for_copies =
-        policy == EvictionPolicy::kLctru || policy == EvictionPolicy::kLctruAsPrinted;
-    if (waits_for_copies && !planner.CanBeReadBack(i)) {
+    const bool context_goes_on = policy == EvictionPolicy::kContextLru && !dropped.empty() &&
+                                 chunks[dropped.back()].context == chunks[i].context;
+    if (freed >= bytes_to_free && !context_goes_on) break;
+    if (policy == EvictionPolicy::kLctru && !chunks[i].place.copy.has_value()) {
       last.push_back(i);
     } else {
-      planner.Evict(i);
+      drop(i);
     }
   }
   std::sort(last.begin(), last.end(), [&](size_t a, size_t b) {
@@ -115,10 +78,10 @@ EvictionPlan PlanKvEviction(EvictableChunks chunks, uint64_t bytes_to_free, uint
            std::tuple(chunks[b].last_used, chunks[b].context, chunks[a].position);
   });
   for (const size_t i : last) {
-    if (planner.freed_bytes() >= bytes_to_free) break;
-    planner.Evict(i);
+    if (freed >= bytes_to_free) break;
+    drop(i);
   }
-  return planner.Take();
+  return dropped;
 }
 
 }  // namespace withy::policy

@@ -1,6 +1,6 @@
 // Which chunks leave the arena when it is full. Pure. The text of a context is never lost, so an
-// eviction costs only the time that it takes to bring the KV back. Neighbours: kv_place.h has the
-// actions, kv_load_plan.h brings chunks back, context_store carries the actions out.
+// eviction costs only the time that it takes to bring the KV back. Neighbours: kv_load_plan.h
+// brings chunks back, context_store carries the actions out.
 //
 // LCTRU (least compression-tolerable and recently used): the context used longest ago leaves first.
 // Of its chunks those with a copy on disk go first, then those with the most bits: when a part of
@@ -12,13 +12,13 @@
 // was used a moment ago is read again: the mean wait is 1.06 to 3.2 times as long
 // (KvEvictionTest.LctruSwitchesFaster).
 //
-// A chunk with a copy is dropped. A chunk without one is written first, as long as the disk takes
-// more. Where it does not, dropping the chunk means to recompute it, which may take a hundred times
-// as long as reading. So such chunks come last: from the context used longest ago, and from its
-// end, so that what stays of a context is a prefix that needs nothing else.
+// Nothing is written for it: what has no copy was not worth writing, or is being written. Dropping
+// such a chunk means to recompute it, which may take a hundred times as long as reading. So such
+// chunks come last: from the context used longest ago, and from its end, so that what stays of a
+// context is a prefix that needs nothing else.
 //
-// Source: LLMS section 3.4 ii. Ours turns recency and bits around, and adds copies, disks that take
-// no more, and the order of equals.
+// Source: LLMS section 3.4 ii. Ours turns recency and bits around, and adds copies and the order of
+// equals.
 #pragma once
 
 #include <cstddef>
@@ -36,33 +36,19 @@ struct EvictableChunk {
   uint32_t position = 0;   // in the context, in chunks
   uint64_t last_used = 0;  // any clock that does not decrease
   KvResident place;
-  uint64_t bytes = 0;  // in the arena, and of a copy that is written now
+  uint64_t bytes = 0;  // in the arena
 };
 
 enum class EvictionPolicy {
   kLctru,
-  kLctruAsPrinted,  // for comparisons
-  // For comparisons, too. Both write where the disk takes it, and drop anyway where it does not.
+  // For comparisons. Both take chunks without a copy, too.
   kChunkLru,    // the chunk used longest ago; of equals the latest position
   kContextLru,  // the whole context whose latest use is the longest ago
 };
 
-struct EvictionAction {
-  size_t chunk = 0;  // index into the given chunks
-  KvAction action;   // kWrite or kDrop
-};
-
-struct EvictionPlan {
-  std::vector<EvictionAction> actions;  // in this order; a kWrite comes before its kDrop
-  uint64_t freed_bytes = 0;
-  uint64_t written_bytes = 0;
-  uint32_t to_recompute = 0;  // chunks that are dropped without a copy
-};
-
-// Frees at least `bytes_to_free`, or nothing if the chunks have fewer bytes in total. Writes at
-// most `writable_bytes`.
-EvictionPlan PlanKvEviction(std::span<const EvictableChunk> chunks, uint64_t bytes_to_free,
-                            uint64_t writable_bytes,
-                            EvictionPolicy policy = EvictionPolicy::kLctru);
+// Indices of the chunks to drop, in this order, which free at least `bytes_to_free`; none if the
+// chunks have fewer bytes in total.
+std::vector<size_t> PlanKvEviction(std::span<const EvictableChunk> chunks, uint64_t bytes_to_free,
+                                   EvictionPolicy policy = EvictionPolicy::kLctru);
 
 }  // namespace withy::policy

@@ -21,20 +21,14 @@ struct SideForecast {
 
 using MissingChunks = std::span<const MissingChunk>;
 
-// Chunks that are the first to be recomputed come first: those without a copy, then by falling
-// read time for recompute time; for a prefix and for Cake by position.
-std::vector<size_t> SplitOrder(MissingChunks missing, const LoadCosts& costs, LoadPolicy policy) {
+// Chunks that are the first to be recomputed come first: those without a copy, then by position.
+std::vector<size_t> SplitOrder(MissingChunks missing) {
   std::vector<size_t> order(missing.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const MissingChunk& x = missing[a];
     const MissingChunk& y = missing[b];
     if ((x.stored_bytes == 0) != (y.stored_bytes == 0)) return x.stored_bytes == 0;
-    if (x.stored_bytes != 0 && policy != LoadPolicy::kCake && policy != LoadPolicy::kPrefix) {
-      const double of_x = costs.ReadMs(x) / costs.RecomputeMs(x);
-      const double of_y = costs.ReadMs(y) / costs.RecomputeMs(y);
-      if (of_x != of_y) return of_x > of_y;
-    }
     return x.position < y.position;
   });
   return order;
@@ -79,7 +73,6 @@ size_t SplitBy(LoadPolicy policy, std::span<const size_t> order, MissingChunks m
       return static_cast<size_t>(std::count_if(
           order.begin(), order.end(), [&](size_t i) { return missing[i].stored_bytes == 0; }));
     case LoadPolicy::kPrefix:
-    case LoadPolicy::kPipeline:
     case LoadPolicy::kCake:
       return BestSplit(order, missing, costs, recompute, read);
   }
@@ -104,7 +97,7 @@ void LoadCosts::ScaleRecompute(double factor) {
 }
 
 LoadPlan PlanLoad(MissingChunks missing, const LoadCosts& costs, LoadPolicy policy) {
-  const std::vector<size_t> order = SplitOrder(missing, costs, policy);
+  const std::vector<size_t> order = SplitOrder(missing);
   const SideForecast recompute{.fixed_ms = costs.recompute_fixed_ms};
   const SideForecast read{.fixed_ms = costs.read_fixed_ms};
   const size_t split = SplitBy(policy, order, missing, costs, recompute, read);

@@ -2,18 +2,11 @@
 // the disk is busy, as planned before it begins. Pure. Neighbours: kv_load_progress.h goes on from
 // there; the worker and context_store carry the two sides out.
 //
-// Both sides run at the same time, so loading takes max(T_re, T_IO), eq. 4. Let a chunk take c ms
-// to recompute and r ms to read. The best plan recomputes the chunks with the largest r / c and
-// reads the others: if a recomputed chunk A has r_A / c_A < r_B / c_B of a read chunk B, exchange
-// shares of them that take equally long to recompute; T_re stays, and T_IO shrinks. So only the
-// splits of one order have to be tried. If chunks could be shared, the best split would be the
-// optimum. With whole chunks it takes longer than any other plan by at most the smaller of r and c
-// of the chunk at the border. Recomputing takes longer at later positions, since more is attended
-// to. So in one format the first chunks are recomputed; of several formats, those with the most
-// bytes.
-//
-// A recomputed chunk attends to all chunks before it. So each side goes from the front to the back,
-// and the two overlap as eq. 4 assumes where a layer is read while the one before it is computed.
+// Both sides run at the same time, so loading takes max(T_re, T_IO), eq. 4. The first chunks are
+// recomputed, so that no recomputed one waits for one that is read: a recomputed chunk attends to
+// all chunks before it. The worker computes them piece by piece while later chunks are read layer
+// by layer. Of the splits of that order the one is taken that ends both sides soonest. Recomputing
+// takes longer at later positions, since more is attended to.
 //
 // Source: LLMS section 3.3, T_re(x, f, e) and T_IO(m) for the clock f and power mode e of now. Ours
 // adds the position to T_re, and chunks without a copy.
@@ -45,11 +38,7 @@ struct LoadCosts {
 };
 
 enum class LoadPolicy {
-  // The first chunks are recomputed, so that no recomputed one waits for one that is read: the
-  // worker computes them piece by piece while later chunks are read layer by layer.
-  kPrefix,
-  // As described above. Overlaps fully only where all recomputed chunks go through a layer at once.
-  kPipeline,
+  kPrefix,  // as described above
   // For comparisons. Chunks without a copy are recomputed with all of them.
   kReadAll,
   kRecomputeAll,
@@ -65,6 +54,6 @@ struct LoadPlan {
 };
 
 LoadPlan PlanLoad(std::span<const MissingChunk> missing, const LoadCosts& costs,
-                  LoadPolicy policy = LoadPolicy::kPipeline);
+                  LoadPolicy policy = LoadPolicy::kPrefix);
 
 }  // namespace withy::policy

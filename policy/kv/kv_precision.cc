@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <random>
 #include <utility>
 
 namespace withy::policy {
@@ -154,21 +153,9 @@ class FormatSolver {
   std::vector<KvFormatIndex> chosen_;
 };
 
-std::vector<double> ChunkWeights(DensityChunks chunks, PrecisionPolicy policy, uint64_t seed) {
-  std::mt19937_64 random(seed);
+std::vector<double> ChunkWeights(DensityChunks chunks) {
   std::vector<double> weights;
-  for (const DensityChunk& chunk : chunks) {
-    switch (policy) {
-      case PrecisionPolicy::kRecency:
-        weights.push_back(static_cast<double>(weights.size() + 1));
-        break;
-      case PrecisionPolicy::kRandom:
-        weights.push_back(static_cast<double>(random() >> 11));
-        break;
-      default:
-        weights.push_back(chunk.density * chunk.tokens);
-    }
-  }
+  for (const DensityChunk& chunk : chunks) weights.push_back(chunk.density * chunk.tokens);
   return weights;
 }
 
@@ -195,116 +182,20 @@ std::vector<KvFormatIndex> OneFormat(FormatCosts formats, DensityChunks chunks, 
   return AllAtMost(chunks, format);
 }
 
-// Maximises eq. 3 over the thresholds of eq. 2: of the free chunks, the densest first, counts[0]
-// get format 0, the next counts[1] format 1, and so on. Its constraint, an equality, is met up to
-// the bytes of one chunk. Current formats are left out of account: they can only save bytes.
-class PrintedEq3Solver {
- public:
-  PrintedEq3Solver(FormatCosts formats, DensityChunks chunks, uint64_t budget)
-      : formats_(formats), chunks_(chunks), counts_(formats.size()) {
-    uint64_t pinned = 0;
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      if (chunks[i].pinned) {
-        pinned += formats[chunks[i].format].chunk_bytes;
-      } else {
-        order_.push_back(i);
-      }
-    }
-    budget_ = budget - std::min(pinned, budget);
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](size_t a, size_t b) { return chunks[a].density > chunks[b].density; });
-    for (const size_t i : order_) sums_.push_back(sums_.back() + chunks[i].density);
-  }
-
-  // Nothing: no thresholds meet the constraint.
-  std::optional<std::vector<KvFormatIndex>> Solve() {
-    Search(0, 0, 0, 0);
-    if (best_.empty()) return std::nullopt;
-    std::vector<KvFormatIndex> chosen = AllAtMost(chunks_, 0);
-    size_t at = 0;
-    for (KvFormatIndex format = 0; format <= LastFormat(formats_); ++format) {
-      for (size_t n = best_[format]; n > 0; --n, ++at) {
-        KvFormatIndex& of_chunk = chosen[order_[at]];
-        of_chunk = std::max(of_chunk, format);
-      }
-    }
-    return chosen;
-  }
-
- private:
-  // Tries all counts from `format` on for the chunks order_[first ..]; those before take `bytes`
-  // and contribute `info`.
-  void Search(KvFormatIndex format, size_t first, uint64_t bytes, double info) {
-    const size_t left = order_.size() - first;
-    if (format == LastFormat(formats_)) return Finish(left, bytes, info);
-    size_t fewest = 0;
-    size_t most = left;
-    if (format + 1 == LastFormat(formats_)) fewest = most = MostThatFits(format, left, bytes);
-    for (size_t count = fewest; count <= most; ++count) {
-      counts_[format] = count;
-      Search(format + 1, first + count, bytes + count * formats_[format].chunk_bytes,
-             info + Info(format, first, count));
-    }
-  }
-
-  // Of `left` chunks how many can have `format`, when the others have the last one.
-  size_t MostThatFits(KvFormatIndex format, size_t left, uint64_t bytes) const {
-    const uint64_t least = bytes + left * formats_.back().chunk_bytes;
-    if (least > budget_) return 0;
-    const uint64_t one_more = formats_[format].chunk_bytes - formats_.back().chunk_bytes;
-    return std::min<uint64_t>(left, (budget_ - least) / one_more);
-  }
-
-  void Finish(size_t left, uint64_t bytes, double info) {
-    bytes += left * formats_.back().chunk_bytes;
-    if (bytes > budget_ || budget_ - bytes >= formats_.front().chunk_bytes) return;
-    info += Info(LastFormat(formats_), order_.size() - left, left);
-    if (!best_.empty() && info <= best_info_) return;
-    counts_.back() = left;
-    best_ = counts_;
-    best_info_ = info;
-  }
-
-  // 1 / ratio_w times the densities of `count` chunks from order_[first] on.
-  double Info(KvFormatIndex format, size_t first, size_t count) const {
-    const double inverse_ratio = static_cast<double>(formats_.front().chunk_bytes) /
-                                 static_cast<double>(formats_[format].chunk_bytes);
-    return inverse_ratio * (sums_[first + count] - sums_[first]);
-  }
-
-  const FormatCosts formats_;
-  const DensityChunks chunks_;
-  uint64_t budget_ = 0;               // for the chunks of order_
-  std::vector<size_t> order_;         // free chunks, densest first
-  std::vector<double> sums_ = {0.0};  // of the densities of the first i of them
-  std::vector<size_t> counts_;        // being tried
-  std::vector<size_t> best_;
-  double best_info_ = 0;
-};
-
-std::vector<KvFormatIndex> FormatsBy(FormatCosts formats, DensityChunks chunks, uint64_t budget,
-                                     PrecisionPolicy policy, uint64_t seed) {
-  if (policy == PrecisionPolicy::kUniform) return OneFormat(formats, chunks, budget);
-  if (policy == PrecisionPolicy::kPrintedEq3) {
-    auto printed = PrintedEq3Solver(formats, chunks, budget).Solve();
-    return printed.has_value() ? *std::move(printed) : OneFormat(formats, chunks, budget);
-  }
-  return FormatSolver(formats, chunks, ChunkWeights(chunks, policy, seed), budget).Solve();
-}
-
 }  // namespace
 
 FormatChoice ChooseFormats(FormatCosts formats, DensityChunks chunks, double ratio,
-                           PrecisionPolicy policy, uint64_t seed) {
+                           PrecisionPolicy policy) {
   const auto full_bytes = static_cast<double>(chunks.size() * formats.front().chunk_bytes);
-  return ChooseFormatsWithin(formats, chunks, static_cast<uint64_t>(ratio * full_bytes), policy,
-                             seed);
+  return ChooseFormatsWithin(formats, chunks, static_cast<uint64_t>(ratio * full_bytes), policy);
 }
 
 FormatChoice ChooseFormatsWithin(FormatCosts formats, DensityChunks chunks, uint64_t budget_bytes,
-                                 PrecisionPolicy policy, uint64_t seed) {
+                                 PrecisionPolicy policy) {
   FormatChoice choice;
-  choice.formats = FormatsBy(formats, chunks, budget_bytes, policy, seed);
+  choice.formats = policy == PrecisionPolicy::kUniform
+                       ? OneFormat(formats, chunks, budget_bytes)
+                       : FormatSolver(formats, chunks, ChunkWeights(chunks), budget_bytes).Solve();
   choice.bytes = TotalBytes(formats, choice.formats);
   choice.excess_bytes = choice.bytes - std::min(choice.bytes, budget_bytes);
   for (size_t i = 0; i < chunks.size(); ++i) {

@@ -17,8 +17,7 @@
 //  3. Chunks that may have the same formats exchange them so that the denser one has more bits.
 //
 // Source: LLMS section 3.2. The thresholds on the rank of eq. 2 follow from repair 3. Eq. 3 as
-// printed multiplies densities by 1 / ratio, so that it rewards compression: for densities as
-// attention has them it gives every chunk the same format. It is kept as an ablation.
+// printed rewards compression (bench/quality/printed_eq3.h).
 #pragma once
 
 #include <cstdint>
@@ -42,13 +41,10 @@ struct DensityChunk {
   bool pinned = false;       // keeps its format: the first and latest chunks, an unfinished one
 };
 
-// What decides which chunks lose bits. All but kDensity are for comparisons.
+// What decides which chunks lose bits.
 enum class PrecisionPolicy {
-  kDensity,     // the minimum described above
-  kPrintedEq3,  // eq. 3 as printed
-  kUniform,     // one format for all: the one of most bits that fits
-  kRecency,     // as kDensity, with the position in place of density * tokens
-  kRandom,      // as kDensity, with random numbers in place of density * tokens
+  kDensity,  // the minimum described above
+  kUniform,  // for comparisons: one format for all, the one of most bits that fits
 };
 
 struct FormatChoice {
@@ -62,15 +58,14 @@ struct FormatChoice {
 
 // `formats`: by format index; not empty, bytes fall strictly from one to the next, errors do not
 // fall. `chunks`: oldest first, formats below formats.size(); of chunks that are equal the older
-// ones lose bits first. `ratio`: budget as a share of the bytes in format 0, > 0. `seed`: of
-// kRandom. With any policy the budget is kept wherever it can be.
+// ones lose bits first. `ratio`: budget as a share of the bytes in format 0, > 0. With
+// any policy the budget is kept wherever it can be.
 FormatChoice ChooseFormats(std::span<const KvFormatCost> formats,
                            std::span<const DensityChunk> chunks, double ratio,
-                           PrecisionPolicy policy = PrecisionPolicy::kDensity, uint64_t seed = 0);
+                           PrecisionPolicy policy = PrecisionPolicy::kDensity);
 // The same, with a budget in bytes.
 FormatChoice ChooseFormatsWithin(std::span<const KvFormatCost> formats,
                                  std::span<const DensityChunk> chunks, uint64_t budget_bytes,
-                                 PrecisionPolicy policy = PrecisionPolicy::kDensity,
-                                 uint64_t seed = 0);
+                                 PrecisionPolicy policy = PrecisionPolicy::kDensity);
 
 }  // namespace withy::policy

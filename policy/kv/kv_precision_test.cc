@@ -36,7 +36,7 @@ struct PrecisionCase {
   size_t First(size_t i) const { return chunks[i].format; }
   size_t Last(size_t i) const { return chunks[i].pinned ? First(i) : formats.size() - 1; }
   FormatChoice Choose(PrecisionPolicy policy = PrecisionPolicy::kDensity) const {
-    return ChooseFormats(formats, chunks, ratio, policy, 1);
+    return ChooseFormats(formats, chunks, ratio, policy);
   }
 };
 
@@ -168,9 +168,7 @@ TEST(ChooseFormatsTest, KeepsTheBudgetOrTellsByHowMuchItIsMissed) {
   std::mt19937 random(seed);
   for (int round = 0; round < 2000; ++round) {
     const PrecisionCase given = RandomPrecisionCase(random, 40);
-    for (const PrecisionPolicy policy :
-         {PrecisionPolicy::kDensity, PrecisionPolicy::kPrintedEq3, PrecisionPolicy::kUniform,
-          PrecisionPolicy::kRecency, PrecisionPolicy::kRandom}) {
+    for (const PrecisionPolicy policy : {PrecisionPolicy::kDensity, PrecisionPolicy::kUniform}) {
       ExpectSound(given, given.Choose(policy));
       if (HasFatalFailure()) return;
     }
@@ -269,69 +267,17 @@ TEST(ChooseFormatsTest, PinnedChunksAndTooSmallRatios) {
   EXPECT_EQ(ChooseFormats(kKvFormats, {}, 0.5).bytes, 0u);
 }
 
-TEST(ChooseFormatsTest, NoPolicyDoesLessHarmThanDensity) {
+TEST(ChooseFormatsTest, OneFormatForAllDoesNoLessHarm) {
   const uint32_t seed = TestSeed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 500; ++round) {
     const PrecisionCase given = RandomPrecisionCase(random, 40);
-    const double ours = given.Choose().harm;
-    for (const PrecisionPolicy policy : {PrecisionPolicy::kPrintedEq3, PrecisionPolicy::kUniform,
-                                         PrecisionPolicy::kRecency, PrecisionPolicy::kRandom}) {
-      EXPECT_LE(ours, given.Choose(policy).harm + LargestStep(given) + 1e-9);
-    }
+    EXPECT_LE(given.Choose().harm,
+              given.Choose(PrecisionPolicy::kUniform).harm + LargestStep(given) + 1e-9);
   }
-}
-
-// As printed it rewards compression, so that no dense chunk is worth its 8 bits.
-TEST(ChooseFormatsTest, Eq3AsPrintedPicksOneFormatForAll) {
-  const std::vector<KvFormatCost> ideal = {{8, 0}, {4, 1}, {2, 10}};
-  std::vector<DensityChunk> chunks;
-  for (int i = 0; i < 60; ++i) chunks.push_back({.density = std::pow(0.9, i), .tokens = 16});
-  EXPECT_THAT(ChooseFormats(ideal, chunks, 0.5, PrecisionPolicy::kPrintedEq3).formats, Each(1));
-  EXPECT_LT(ChooseFormats(ideal, chunks, 0.6).harm,
-            ChooseFormats(ideal, chunks, 0.6, PrecisionPolicy::kPrintedEq3).harm);
-}
-
-TEST(ChooseFormatsTest, Eq3AsPrintedAgainstAllThresholds) {
-  const uint32_t seed = TestSeed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
-  const std::vector<KvFormatCost> ideal = {{8, 0}, {4, 1}, {2, 10}};
-  for (int round = 0; round < 200; ++round) {
-    std::vector<DensityChunk> chunks(1 + random() % 20);
-    for (DensityChunk& chunk : chunks) {
-      chunk = {.density = std::uniform_real_distribution<double>(0, 1)(random), .tokens = 16};
-    }
-    std::sort(chunks.begin(), chunks.end(),
-              [](const auto& a, const auto& b) { return a.density > b.density; });
-    // At 50 % every pair of chunks at 2 bits pays for one at 8.
-    double best = 0;
-    for (size_t eight = 0; 3 * eight <= chunks.size(); ++eight) {
-      double info = 0;
-      for (size_t i = 0; i < chunks.size(); ++i) {
-        info += chunks[i].density * (i < eight ? 1 : i + 2 * eight < chunks.size() ? 2 : 4);
-      }
-      best = std::max(best, info);
-    }
-    const FormatChoice choice = ChooseFormats(ideal, chunks, 0.5, PrecisionPolicy::kPrintedEq3);
-    double info = 0;
-    for (size_t i = 0; i < chunks.size(); ++i) info += chunks[i].density * (1 << choice.formats[i]);
-    EXPECT_GE(info, best - 1e-9);
-  }
-}
-
-TEST(ChooseFormatsTest, TheOtherPolicies) {
-  std::vector<DensityChunk> chunks(12, {.density = 1, .tokens = 16});
-  for (size_t i = 0; i < chunks.size(); ++i) chunks[i].density = 1 / (1.0 + static_cast<double>(i));
-  const auto by = [&](PrecisionPolicy policy, uint64_t seed = 0) {
-    return ChooseFormats(kKvFormats, chunks, 0.6, policy, seed).formats;
-  };
-  EXPECT_THAT(by(PrecisionPolicy::kUniform), Each(1));
-  const auto recency = by(PrecisionPolicy::kRecency);
-  EXPECT_TRUE(std::is_sorted(recency.rbegin(), recency.rend()));
-  EXPECT_EQ(by(PrecisionPolicy::kRandom, 7), by(PrecisionPolicy::kRandom, 7));
-  EXPECT_NE(by(PrecisionPolicy::kRandom, 7), by(PrecisionPolicy::kRandom, 8));
+  const std::vector<DensityChunk> chunks(12, {.density = 1, .tokens = 16});
+  EXPECT_THAT(ChooseFormats(kKvFormats, chunks, 0.6, PrecisionPolicy::kUniform).formats, Each(1));
 }
 
 }  // namespace

@@ -29,9 +29,11 @@ struct Talk {
 class KeptKvTest : public ::testing::Test {
  protected:
   // The pocket model: its answers are text that can be sent again.
-  void StartBoard(std::vector<std::string> overrides) {
+  // `store`: a program that is context_store; empty: its own.
+  void StartBoard(std::vector<std::string> overrides, const std::string& store = "") {
     overrides.push_back("model.path=" WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf");
     board_ = std::make_unique<Board>(std::move(overrides));
+    if (!store.empty()) board_->Use("context_store", store);
     board_->StartAll();
     ASSERT_TRUE(board_->WaitUntilServing())
         << board_->Log("orchestrator") << board_->Log("model_worker");
@@ -126,9 +128,11 @@ TEST_F(KeptKvTest, AnswersAreThoseOfTheSameConversationWithoutKeptKv) {
   EXPECT_GT(StoreInfo().read_chunks(), 0u);
 }
 
-// A store that compresses contexts when their calls end stands in for one without room.
+// A store that compresses contexts when their calls end stands in for one without room: a
+// contestant of the benchmark of contexts.
 TEST_F(KeptKvTest, AnAnswerOnKvOfFewerBitsSaysSoAlsoAfterRestarts) {
-  StartBoard({"store.kv_strategy=llms", "store.kv_ratio_percent=25"});
+  ASSERT_EQ(setenv("WITHY_CONTESTANT", "llms", 1), 0);
+  StartBoard({"store.kv_ratio_percent=25"}, "withy-bench-context-store");
   Talk talk{.context_id = CreateContext(*stub_, token_), .said = {}, .answered = {}};
   EXPECT_EQ(Say(&talk, LongText(3)).compressed_kv_tokens(), 0u);
   Rest();

@@ -512,11 +512,6 @@ TEST_F(ServiceTest, AConfigurationThatCannotBeServedEndsWithItsOwnCode) {
     EXPECT_EQ(board.WaitForExit("model_worker"), 2) << setting;
     EXPECT_THAT(board.Log("model_worker"), HasSubstr(named));
   }
-  Board board({"store.kv_strategy=vllm"});
-  board.Start("context_store");
-  EXPECT_EQ(board.WaitForExit("context_store"), 2);
-  EXPECT_THAT(board.Log("context_store"), HasSubstr("store.kv_strategy: no KV strategy is called"));
-  EXPECT_THAT(board.Log("context_store"), HasSubstr("vllm-sq"));
 }
 
 // Weights that do not fit into their budget are read from the disk for every step.

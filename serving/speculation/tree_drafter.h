@@ -1,6 +1,6 @@
-// Grows token trees behind the tokens of the target's calls. Keeps the KV of the last few calls,
-// and computes what a call's KV lacks before it is used. Neighbours: serving/speculation/
-// tree_grower.h grows, answerer.h lends the thread, service.cc speaks gRPC.
+// Grows token trees behind the tokens of the target's calls by a model of its own. Keeps the KV of
+// the last few calls, and computes what a call's KV lacks before it is used. Neighbours:
+// tree_grower.h grows; draft_worker lends the thread and speaks gRPC.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 #include "serving/speculation/scratch_tree_kv.h"
 #include "serving/speculation/tree_grower.h"
 
-namespace withy::draft_worker {
+namespace withy::serving {
 
 struct TreeRequest {
   uint64_t call_id = 0;
@@ -47,7 +47,7 @@ struct GrownTree {
   bool unknown = false;    // `known_tokens` are not here
   int32_t passes = 0;
   double pass_ms = 0;
-  serving::CaughtUp caught_up;
+  CaughtUp caught_up;
   // Tokens that Grow added since the last Draft, and those of them that are in the tree.
   int32_t window_drafted = 0;
   int32_t window_kept = 0;
@@ -57,6 +57,16 @@ struct GrownTree {
 // there. For one thread. `model`, `passes` and `clock` are borrowed. Bounded: the KV of kCalls
 // calls of `window` tokens each.
 class TreeDrafter {
+  struct Drafted {
+    Drafted(uint64_t call, const engine::ModelInfo& info) : call_id(call), scratch(info, 64) {}
+
+    const uint64_t call_id;
+    engine::ScratchKv scratch;
+    ScratchTreeKv kv{scratch};
+    KvTree tree;                 // what Grow added is not settled
+    int32_t window_drafted = 0;  // since the last Draft
+  };
+
  public:
   static constexpr size_t kCalls = 8;
 
@@ -71,36 +81,38 @@ class TreeDrafter {
   // outside the vocabulary, a call twice), CANCELLED; those of the engine.
   absl::StatusOr<std::vector<GrownTree>> Draft(std::span<const TreeRequest> requests,
                                                const std::function<bool()>& cancelled);
-  // Lets the trees of these calls grow in turns, until they are done or the turns are over: then
-  // the pass under way is dropped. Errors: as Draft.
-  absl::StatusOr<serving::CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
+  // Trees of calls that go on growing beyond what was asked for, in as many slices as there is time
+  // for. No Draft meanwhile.
+  class Growth {
+   public:
+    // Grows until all trees are done; false: `*stop` became true first, and the next Run goes on in
+    // the middle of the pass. Errors: of the engine.
+    absl::StatusOr<bool> Run(const std::atomic<bool>* stop) { return grower_->Run(stop); }
+
+   private:
+    friend TreeDrafter;
+    std::vector<Drafted*> calls_;  // [request]; null: not here, or too long
+    std::vector<bool> unknown_;    // [request]
+    std::vector<int32_t> before_;  // nodes of each call's tree
+    std::unique_ptr<TreeGrower> grower_;
+  };
+  // Errors: as Draft.
+  absl::StatusOr<Growth> BeginGrowth(std::span<const TreeRequest> requests);
+  // Takes in what grew; a pass under way is dropped.
+  CaughtUp EndGrowth(Growth growth);
+  // Lets the trees of these calls grow in turns, until they are done or the turns are over. Errors:
+  // as Draft.
+  absl::StatusOr<CaughtUp> Grow(std::span<const TreeRequest> requests, Turns& turns);
   // Of the call's tokens, the first ones that have KV; 0: the call is not here.
   int32_t computed(uint64_t call_id) const;
 
  private:
-  struct Drafted {
-    Drafted(uint64_t call, const engine::ModelInfo& info) : call_id(call), scratch(info, 64) {}
-
-    const uint64_t call_id;
-    engine::ScratchKv scratch;
-    serving::ScratchTreeKv kv{scratch};
-    serving::KvTree tree;        // what Grow added is not settled
-    int32_t window_drafted = 0;  // since the last Draft
-  };
-  // The calls whose trees grow, and by which of the requests.
-  struct Growing {
-    std::vector<Drafted*> calls;  // [request]; null: not here, or too long
-    std::vector<bool> unknown;    // [request]
-    std::unique_ptr<serving::TreeGrower> grower;
-  };
-
   Drafted& EntryOf(uint64_t call_id);
   absl::Status Check(const TreeRequest& request) const;
   // Brings the call's tokens and tree up to the request. Null: `known_tokens` are not here.
   Drafted* Follow(const TreeRequest& request);
-  absl::StatusOr<Growing> Begin(std::span<const TreeRequest> requests);
-  static absl::Status GrowInTurns(serving::TreeGrower& grower, Turns& turns);
-  absl::Status GrowAll(serving::TreeGrower& grower, const std::function<bool()>& cancelled);
+  static absl::Status GrowInTurns(TreeGrower& grower, Turns& turns);
+  absl::Status GrowAll(TreeGrower& grower, const std::function<bool()>& cancelled);
 
   engine::Model& model_;
   const int32_t window_;
@@ -111,4 +123,4 @@ class TreeDrafter {
   double pass_ms_ = 0;  // of one leaf or a few
 };
 
-}  // namespace withy::draft_worker
+}  // namespace withy::serving

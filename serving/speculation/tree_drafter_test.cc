@@ -1,4 +1,4 @@
-#include "draft_worker/tree_drafter.h"
+#include "serving/speculation/tree_drafter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include "base/test_seed.h"
 #include "engine/model/testing.h"
 
-namespace withy::draft_worker {
+namespace withy::serving {
 namespace {
 
 using testing::ElementsAre;
@@ -355,4 +355,4 @@ TEST_F(TreeDrafterTest, BadRequestsAreRefused) {
 }
 
 }  // namespace
-}  // namespace withy::draft_worker
+}  // namespace withy::serving

@@ -1,4 +1,4 @@
-#include "draft_worker/tree_drafter.h"
+#include "serving/speculation/tree_drafter.h"
 
 #include <algorithm>
 #include <set>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace withy::draft_worker {
+namespace withy::serving {
 namespace {
 
 constexpr double kPassWeight = 0.2;
@@ -65,7 +65,8 @@ TreeDrafter::Drafted* TreeDrafter::Follow(const TreeRequest& request) {
   return &call;
 }
 
-absl::StatusOr<TreeDrafter::Growing> TreeDrafter::Begin(std::span<const TreeRequest> requests) {
+absl::StatusOr<TreeDrafter::Growth> TreeDrafter::BeginGrowth(
+    std::span<const TreeRequest> requests) {
   std::set<uint64_t> ids;
   for (const TreeRequest& request : requests) ids.insert(request.call_id);
   if (requests.empty() || requests.size() > kCalls || ids.size() != requests.size()) {
@@ -73,18 +74,20 @@ absl::StatusOr<TreeDrafter::Growing> TreeDrafter::Begin(std::span<const TreeRequ
                                                    " ids are drafted together: must ", "be 1 to ",
                                                    kCalls, ", each once"));
   }
-  Growing growing{.calls = std::vector<Drafted*>(requests.size()),
-                  .unknown = std::vector<bool>(requests.size()),
-                  .grower = nullptr};
-  std::vector<serving::TreeJob> jobs;
+  Growth growth;
+  growth.calls_.resize(requests.size());
+  growth.unknown_.resize(requests.size());
+  growth.before_.resize(requests.size());
+  std::vector<TreeJob> jobs;
   for (size_t i = 0; i < requests.size(); ++i) {
     const TreeRequest& request = requests[i];
     const absl::Status status = Check(request);
     if (absl::IsOutOfRange(status)) continue;
     WITHY_RETURN_IF_ERROR(status);
-    Drafted* const call = growing.calls[i] = Follow(request);
-    growing.unknown[i] = call == nullptr;
+    Drafted* const call = growth.calls_[i] = Follow(request);
+    growth.unknown_[i] = call == nullptr;
     if (call == nullptr) continue;
+    growth.before_[i] = call->tree.tree.size();
     policy::GrowthLimits limits = request.limits;
     limits.pass_ms = limits.token_ms > 0 ? pass_ms_ / static_cast<double>(requests.size()) : 0;
     jobs.push_back({.call_id = request.call_id,
@@ -96,33 +99,33 @@ absl::StatusOr<TreeDrafter::Growing> TreeDrafter::Begin(std::span<const TreeRequ
                       return probability;
                     }});
   }
-  WITHY_ASSIGN_OR_RETURN(growing.grower,
-                         serving::TreeGrower::Create({.model = model_,
-                                                      .passes = pass_numbers_,
-                                                      .clock = clock_,
-                                                      .logits = logits_,
-                                                      .source = policy::DraftSourceKind::kDraft},
-                                                     std::move(jobs)));
-  return growing;
+  WITHY_ASSIGN_OR_RETURN(growth.grower_,
+                         TreeGrower::Create({.model = model_,
+                                             .passes = pass_numbers_,
+                                             .clock = clock_,
+                                             .logits = logits_,
+                                             .source = policy::DraftSourceKind::kDraft},
+                                            std::move(jobs)));
+  return growth;
 }
 
 absl::StatusOr<std::vector<GrownTree>> TreeDrafter::Draft(std::span<const TreeRequest> requests,
                                                           const std::function<bool()>& cancelled) {
-  WITHY_ASSIGN_OR_RETURN(const Growing growing, Begin(requests));
+  WITHY_ASSIGN_OR_RETURN(const Growth growing, BeginGrowth(requests));
   std::vector<GrownTree> grown(requests.size());
   for (size_t i = 0; i < grown.size(); ++i) {
-    if (growing.calls[i] != nullptr) grown[i].window_kept = growing.calls[i]->tree.grown();
+    if (growing.calls_[i] != nullptr) grown[i].window_kept = growing.calls_[i]->tree.grown();
   }
-  WITHY_RETURN_IF_ERROR(GrowAll(*growing.grower, cancelled));
+  WITHY_RETURN_IF_ERROR(GrowAll(*growing.grower_, cancelled));
   size_t job = 0;
   for (size_t i = 0; i < grown.size(); ++i) {
     GrownTree& one = grown[i];
-    one.unknown = growing.unknown[i];
-    one.passes = growing.grower->passes();
+    one.unknown = growing.unknown_[i];
+    one.passes = growing.grower_->passes();
     one.pass_ms = pass_ms_;
-    if (growing.calls[i] == nullptr) continue;
-    Drafted& call = *growing.calls[i];
-    one.caught_up = growing.grower->caught_up(job++);
+    if (growing.calls_[i] == nullptr) continue;
+    Drafted& call = *growing.calls_[i];
+    one.caught_up = growing.grower_->caught_up(job++);
     one.tree = MostLikely(call.tree.tree, requests[i].limits.max_nodes);
     one.window_drafted = std::exchange(call.window_drafted, 0);
     call.tree.Settle();
@@ -130,8 +133,7 @@ absl::StatusOr<std::vector<GrownTree>> TreeDrafter::Draft(std::span<const TreeRe
   return grown;
 }
 
-absl::Status TreeDrafter::GrowAll(serving::TreeGrower& grower,
-                                  const std::function<bool()>& cancelled) {
+absl::Status TreeDrafter::GrowAll(TreeGrower& grower, const std::function<bool()>& cancelled) {
   while (true) {
     WITHY_ASSIGN_OR_RETURN(const bool more, grower.Begin());
     if (!more) return absl::OkStatus();
@@ -142,28 +144,28 @@ absl::Status TreeDrafter::GrowAll(serving::TreeGrower& grower,
   }
 }
 
-absl::StatusOr<serving::CaughtUp> TreeDrafter::Grow(std::span<const TreeRequest> requests,
-                                                    Turns& turns) {
-  WITHY_ASSIGN_OR_RETURN(const Growing growing, Begin(requests));
-  std::vector<int32_t> before;
-  for (const Drafted* call : growing.calls) {
-    before.push_back(call == nullptr ? 0 : call->tree.tree.size());
-  }
-  const absl::Status grown = GrowInTurns(*growing.grower, turns);
-  serving::CaughtUp caught_up;
+CaughtUp TreeDrafter::EndGrowth(Growth growth) {
+  CaughtUp caught_up;
   size_t job = 0;
-  for (size_t i = 0; i < before.size(); ++i) {
-    Drafted* const call = growing.calls[i];
+  for (size_t i = 0; i < growth.calls_.size(); ++i) {
+    Drafted* const call = growth.calls_[i];
     if (call == nullptr) continue;
-    call->window_drafted += call->tree.tree.size() - before[i];
-    caught_up.tokens += growing.grower->caught_up(job).tokens;
-    caught_up.ms += growing.grower->caught_up(job++).ms;
+    call->window_drafted += call->tree.tree.size() - growth.before_[i];
+    caught_up.tokens += growth.grower_->caught_up(job).tokens;
+    caught_up.ms += growth.grower_->caught_up(job++).ms;
   }
+  return caught_up;
+}
+
+absl::StatusOr<CaughtUp> TreeDrafter::Grow(std::span<const TreeRequest> requests, Turns& turns) {
+  WITHY_ASSIGN_OR_RETURN(Growth growth, BeginGrowth(requests));
+  const absl::Status grown = GrowInTurns(*growth.grower_, turns);
+  const CaughtUp caught_up = EndGrowth(std::move(growth));
   WITHY_RETURN_IF_ERROR(grown);
   return caught_up;
 }
 
-absl::Status TreeDrafter::GrowInTurns(serving::TreeGrower& grower, Turns& turns) {
+absl::Status TreeDrafter::GrowInTurns(TreeGrower& grower, Turns& turns) {
   while (true) {
     WITHY_ASSIGN_OR_RETURN(const bool more, grower.Begin());
     if (!more || !turns.Begin()) return absl::OkStatus();
@@ -173,4 +175,4 @@ absl::Status TreeDrafter::GrowInTurns(serving::TreeGrower& grower, Turns& turns)
   }
 }
 
-}  // namespace withy::draft_worker
+}  // namespace withy::serving
