@@ -218,6 +218,51 @@ TEST(Config, ARefusedValueIsNamedWithThePlaceWhereItWasWritten) {
             "override 'model.threads=3000': model.threads is 3000; it must be between 1 and 1024");
 }
 
+TEST(Config, EveryErrorIsFoundAndTheRestCanBeUsed) {
+  const ConfigFile file(
+      "log_level: \"debug\"\n"
+      "model { thread: 5 tree_rows: 7 }\n"
+      "draft { threads: many max_batch: 3 }\n"
+      "modle { path: \"/x\" }\n"
+      "store { arena_bytes: 5 kv_ratio_percent: 30 }\n"
+      "orchestrator { http_listen: \"8080\" queue_limit: 0x }\n"
+      "profiler { poll_ms: 20 metrics_listen: \"here\" }\n"
+      "run_dir: \"relative\"\n");
+  const auto checked = CheckConfig(file.path());
+  ASSERT_TRUE(checked.ok()) << checked.status();
+  std::string all;
+  for (const absl::Status& problem : checked->problems) {
+    EXPECT_EQ(problem.code(), absl::StatusCode::kInvalidArgument);
+    absl::StrAppend(&all, problem.message(), "\n");
+  }
+  EXPECT_EQ(checked->problems.size(), 8u) << all;
+  for (const char* expected :
+       {"\"thread\"", "many", "\"modle\"", "store.arena_bytes is 5", "orchestrator.http_listen",
+        "metrics_listen is \"here\"", "run_dir is \"relative\"", ":6:"}) {
+    EXPECT_THAT(all, HasSubstr(expected));
+  }
+  const proto::Config& config = checked->config;
+  EXPECT_EQ(config.log_level(), "debug");
+  EXPECT_EQ(config.model().tree_rows(), 7u);
+  EXPECT_EQ(config.draft().max_batch(), 3u);
+  EXPECT_EQ(config.store().arena_bytes(), uint64_t{256} << 20);
+  EXPECT_EQ(config.store().kv_ratio_percent(), 30u);
+  EXPECT_EQ(config.profiler().poll_ms(), 20u);
+  EXPECT_EQ(config.profiler().metrics_listen(), "127.0.0.1:9464");
+  EXPECT_EQ(LoadConfig(file.path()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Config, AFileThatIsNoConfigurationHasErrorsAndDefaults) {
+  for (const std::string text :
+       {"model {", "}", "\x01\x02\n:::", "model: { path: \"a", "{{{{\n}"}) {
+    const ConfigFile file(text);
+    const auto checked = CheckConfig(file.path());
+    ASSERT_TRUE(checked.ok()) << checked.status();
+    EXPECT_FALSE(checked->problems.empty()) << text;
+    EXPECT_EQ(checked->config.profiler().metrics_listen(), "127.0.0.1:9464");
+  }
+}
+
 TEST(Config, AMissingNamedFileIsAnErrorAMissingDefaultIsNot) {
   EXPECT_EQ(LoadConfig("/nonexistent/withy.textproto").status().code(),
             absl::StatusCode::kNotFound);

@@ -11,7 +11,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -31,32 +33,80 @@ constexpr char kAppSocket[] = "withy.sock";
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
-// Keeps the text parser's first error and its place.
-class FirstError final : public google::protobuf::io::ErrorCollector {
+// Keeps the place and text of the parser's first error, and of all fields that it does not know.
+class ParseErrors final : public google::protobuf::io::ErrorCollector {
  public:
+  struct Error {
+    int line, column;
+    std::string text;
+  };
+
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
-    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": ", message);
+    if (!first_.has_value()) first_ = Error{line, column, message};
   }
-  const std::string& text() const { return text_; }
+  // The parser goes on behind a field that it does not know.
+  void AddWarning(int line, google::protobuf::io::ColumnNumber column,
+                  const std::string& message) override {
+    unknown_.push_back({line, column, message});
+  }
+  const std::optional<Error>& first() const { return first_; }
+  const std::vector<Error>& unknown() const { return unknown_; }
 
  private:
-  std::string text_;
+  std::optional<Error> first_;
+  std::vector<Error> unknown_;
 };
 
 // Maps a field's path to the place of its value: "FILE:LINE:COLUMN", or the override.
 using Origins = std::map<std::string, std::string>;
 
-absl::Status ParseText(std::string_view text, std::string_view name, proto::Config* config,
-                       TextFormat::ParseInfoTree* places = nullptr) {
-  FirstError error;
+absl::Status ErrorAt(std::string_view name, const ParseErrors::Error& error) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(name), ":", error.line + 1, ":", error.column + 1, ": ", error.text,
+                   " (the fields are in proto/withy/v1/config.proto)"));
+}
+
+void Parse(std::string_view text, bool skip_unknown, proto::Config* config,
+           TextFormat::ParseInfoTree* places, ParseErrors* errors) {
   TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
+  parser.RecordErrorsTo(errors);
   parser.WriteLocationsTo(places);
+  parser.AllowUnknownField(skip_unknown);
   google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
-  if (parser.Merge(&input, config)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      ToAbsl(name), ":", error.text(), " (the fields are in proto/withy/v1/config.proto)"));
+  parser.Merge(&input, config);
+}
+
+// Overwrites with blanks what the parser cannot read: the field whose value it is, or the rest of
+// the line. Every other place stays as it was. False: there was nothing to overwrite.
+bool BlankOut(const ParseErrors::Error& error, std::string* text) {
+  size_t line = 0;
+  for (int i = 0; i < error.line && line != std::string::npos; ++i) {
+    line = text->find('\n', line);
+    if (line != std::string::npos) ++line;
+  }
+  if (line == std::string::npos || line >= text->size()) line = text->rfind('\n') + 1;
+  const size_t end = std::min(text->find('\n', line), text->size());
+  size_t at = std::min(line + static_cast<size_t>(std::max(error.column, 0)), end);
+  while (at > line &&
+         std::string_view(" \t:;,{}").find((*text)[at - 1]) == std::string_view::npos) {
+    --at;  // to where the word begins
+  }
+  // "name: value" with the error at the value.
+  constexpr std::string_view kBlank = " \t";
+  size_t from = text->find_last_not_of(kBlank, at == 0 ? 0 : at - 1);
+  size_t to = end;
+  if (from != std::string::npos && from > line && at < end && (*text)[from] == ':') {
+    const size_t name = text->find_last_not_of("abcdefghijklmnopqrstuvwxyz0123456789_", from - 1);
+    from = name == std::string::npos || name < line ? line : name + 1;
+    to = std::min(text->find_first_of(" \t;,}", at), end);
+  } else {
+    from = line;
+  }
+  if (to <= at && to < end) to = at + 1;
+  bool changed = false;
+  for (size_t i = from; i < to; ++i) changed |= std::exchange((*text)[i], ' ') != ' ';
+  return changed;
 }
 
 void NoteOrigins(const google::protobuf::Message& message, const TextFormat::ParseInfoTree& places,
@@ -125,69 +175,88 @@ class Filler {
  public:
   explicit Filler(const Origins& origins) : origins_(origins) {}
 
-  absl::Status Refuse(const std::string& path, std::string_view value,
-                      std::string_view remedy) const {
+  const std::vector<absl::Status>& problems() const { return problems_; }
+
+  void Refuse(const std::string& path, std::string_view value, std::string_view remedy) {
     const auto origin = origins_.find(path);
     const std::string where = origin == origins_.end() ? "" : origin->second + ": ";
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, path, " is ", ToAbsl(value), "; ", ToAbsl(remedy)));
+    problems_.push_back(absl::InvalidArgumentError(
+        absl::StrCat(where, path, " is ", ToAbsl(value), "; ", ToAbsl(remedy))));
   }
 
-  absl::Status CheckRange(const std::string& path, uint64_t value, uint64_t low,
-                          uint64_t high) const {
-    if (value >= low && value <= high) return absl::OkStatus();
-    return Refuse(path, absl::StrCat(value),
-                  absl::StrCat("it must be between ", low, " and ", high));
+  // False: it is refused.
+  bool InRange(const std::string& path, uint64_t value, uint64_t low, uint64_t high) {
+    if (value >= low && value <= high) return true;
+    Refuse(path, absl::StrCat(value), absl::StrCat("it must be between ", low, " and ", high));
+    return false;
   }
 
-  absl::Status Directory(const std::string& path, std::string_view fallback,
-                         std::string* field) const {
+  void Directory(const std::string& path, std::string_view fallback, std::string* field) {
     if (field->empty()) *field = fallback;
-    if (field->starts_with('/')) {
-      *field = (fs::path(*field) / "").lexically_normal().parent_path().string();
-      return absl::OkStatus();
+    if (!field->starts_with('/')) {
+      Refuse(path, Quoted(*field),
+             "it must be an absolute path, because each process has a working directory of its "
+             "own");
+      *field = fallback;
     }
-    return Refuse(path, Quoted(*field),
-                  "it must be an absolute path, because each process has a working directory of "
-                  "its own");
+    *field = (fs::path(*field) / "").lexically_normal().parent_path().string();
   }
 
-  absl::Status Listen(const std::string& path, std::string_view fallback,
-                      std::string* field) const {
+  void Listen(const std::string& path, std::string_view fallback, std::string* field) {
     if (field->empty()) *field = fallback;
-    if (CheckListenAddress(*field).ok()) return absl::OkStatus();
-    return Refuse(path, Quoted(*field),
-                  "it must be unix:/PATH, or HOST:PORT with a port from 0 to 65535");
+    if (CheckListenAddress(*field).ok()) return;
+    Refuse(path, Quoted(*field), "it must be unix:/PATH, or HOST:PORT with a port from 0 to 65535");
+    *field = fallback;
   }
 
-  absl::Status LogLevel(std::string* field) const {
-    if (field->empty()) *field = "info";
-    const std::string name = absl::AsciiStrToLower(*field);
+  // An empty fallback: no listening.
+  void Tcp(const std::string& path, std::string_view fallback, std::string* field) {
+    if (field->empty()) *field = fallback;
+    const bool unix_socket = field->starts_with(kUnixPrefix);
+    if (field->empty() || (!unix_socket && CheckListenAddress(*field).ok())) return;
+    Refuse(path, Quoted(*field),
+           "it must be ADDRESS:PORT with a port from 0 to 65535, as 127.0.0.1:8080");
+    *field = fallback;
+  }
+
+  void LogLevel(std::string* field) {
+    const std::string name = field->empty() ? "info" : absl::AsciiStrToLower(*field);
     for (const std::string_view level : {"trace", "debug", "info", "warn", "error"}) {
       if (name != level) continue;
       *field = name;
-      return absl::OkStatus();
+      return;
     }
-    return Refuse("log_level", Quoted(*field), "it must be trace, debug, info, warn or error");
+    Refuse("log_level", Quoted(*field), "it must be trace, debug, info, warn or error");
+    *field = "info";
   }
 
  private:
   const Origins& origins_;
+  std::vector<absl::Status> problems_;
 };
 
-// Sets an unset (zero) number to its default and checks its range.
-#define WITHY_FILL(section, message, field, fallback, low, high)                              \
-  do {                                                                                        \
-    if ((message)->field() == 0) (message)->set_##field(fallback);                            \
-    WITHY_RETURN_IF_ERROR(                                                                    \
-        filler.CheckRange(absl::StrCat(section, "." #field), (message)->field(), low, high)); \
+// Sets a number that is unset (zero) or out of range to its default.
+#define WITHY_FILL(section, message, field, fallback, low, high)                             \
+  do {                                                                                       \
+    if ((message)->field() == 0) (message)->set_##field(fallback);                           \
+    if (!filler.InRange(absl::StrCat(section, "." #field), (message)->field(), low, high)) { \
+      (message)->set_##field(fallback);                                                      \
+    }                                                                                        \
+  } while (false)
+
+// Clears a number that is set and out of range.
+#define WITHY_CHECK(section, message, field, low, high)                                      \
+  do {                                                                                       \
+    if ((message)->field() != 0 &&                                                           \
+        !filler.InRange(absl::StrCat(section, "." #field), (message)->field(), low, high)) { \
+      (message)->clear_##field();                                                            \
+    }                                                                                        \
   } while (false)
 
 constexpr std::string_view kDraftFile = "withy-pocket-draft-q8_0.gguf";
 
 // Ranges of types.proto's Sampling.
-absl::Status CheckSampling(const Filler& filler, const std::string& section,
-                           const proto::Sampling& sampling) {
+void CheckSampling(Filler& filler, const std::string& section, const proto::Sampling& sampling) {
   struct Field {
     const char* name;
     bool set;
@@ -212,74 +281,58 @@ absl::Status CheckSampling(const Filler& filler, const std::string& section,
     const bool low = field.low_allowed ? field.value >= field.low : field.value > field.low;
     const bool high = field.high_allowed ? field.value <= field.high : field.value < field.high;
     if (!field.set || (low && high)) continue;  // NaN is neither below nor above
-    return filler.Refuse(absl::StrCat(section, ".sampling.", field.name), absl::StrCat(field.value),
-                         absl::StrCat("it must be ", field.range));
+    filler.Refuse(absl::StrCat(section, ".sampling.", field.name), absl::StrCat(field.value),
+                  absl::StrCat("it must be ", field.range));
   }
-  if (!sampling.has_seed()) return absl::OkStatus();
-  return filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),
-                       "leave it out: every call sets its own seed");
+  if (!sampling.has_seed()) return;
+  filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),
+                "leave it out: every call sets its own seed");
 }
 
-absl::Status FillModel(const Filler& filler, const std::string& section, std::string_view run,
-                       std::string_view process, std::string_view file, proto::ModelConfig* model) {
+void FillModel(Filler& filler, const std::string& section, std::string_view run,
+               std::string_view process, std::string_view file, proto::ModelConfig* model) {
   if (model->path().empty()) {
     model->set_path(DefaultModelsDir() + "/" + std::string(file));
     // The pocket models are trained to answer exactly.
     if (!model->sampling().has_temperature()) model->mutable_sampling()->set_temperature(0);
   }
-  WITHY_RETURN_IF_ERROR(CheckSampling(filler, section, model->sampling()));
-  if (model->max_tokens() != 0) {
-    WITHY_RETURN_IF_ERROR(
-        filler.CheckRange(section + ".max_tokens", model->max_tokens(), 1, 1 << 20));
-  }
-  WITHY_RETURN_IF_ERROR(filler.Listen(section + ".listen",
-                                      absl::StrCat(ToAbsl(run), ToAbsl(process), ".sock"),
-                                      model->mutable_listen()));
+  CheckSampling(filler, section, model->sampling());
+  WITHY_CHECK(section, model, max_tokens, 1, 1 << 20);
+  filler.Listen(section + ".listen", absl::StrCat(ToAbsl(run), ToAbsl(process), ".sock"),
+                model->mutable_listen());
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   WITHY_FILL(section, model, threads, cores, 1, 1024);
   WITHY_FILL(section, model, max_batch, 8, 1, 64);
   WITHY_FILL(section, model, queue_limit, 64, 1, 100000);
   WITHY_FILL(section, model, prefill_piece_ms, 50, 1, 10000);
-  if (model->weight_budget_bytes() != 0) {
-    WITHY_RETURN_IF_ERROR(filler.CheckRange(section + ".weight_budget_bytes",
-                                            model->weight_budget_bytes(), uint64_t{1} << 20,
-                                            uint64_t{1} << 44));
-  }
+  WITHY_CHECK(section, model, weight_budget_bytes, uint64_t{1} << 20, uint64_t{1} << 44);
   WITHY_FILL(section, model, tree_rows, 65, 2, 256);
   if (model->speculation() == proto::SPECULATION_UNSPECIFIED) {
     model->set_speculation(proto::SPECULATION_AUTO);
   }
   if (!model->has_scrub_bytes_per_s()) model->set_scrub_bytes_per_s(uint64_t{32} << 20);
-  if (model->scrub_bytes_per_s() != 0) {
-    WITHY_RETURN_IF_ERROR(filler.CheckRange(section + ".scrub_bytes_per_s",
-                                            model->scrub_bytes_per_s(), uint64_t{1} << 16,
-                                            uint64_t{1} << 44));
-  }
+  WITHY_CHECK(section, model, scrub_bytes_per_s, uint64_t{1} << 16, uint64_t{1} << 44);
   WITHY_FILL(section, model, scrub_interval_s, 86400, 1, 31536000);
   if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
-  WITHY_RETURN_IF_ERROR(
-      filler.CheckRange(section + ".idle_upgrade_s", model->idle_upgrade_s(), 0, 86400));
-  if (model->context_length() == 0) return absl::OkStatus();
-  return filler.CheckRange(section + ".context_length", model->context_length(), 16, 1 << 20);
+  WITHY_CHECK(section, model, idle_upgrade_s, 0, 86400);
+  WITHY_CHECK(section, model, context_length, 16, 1 << 20);
 }
 
-absl::Status CheckPublicPrompts(const Filler& filler, const proto::StoreConfig& store) {
+void CheckPublicPrompts(Filler& filler, const proto::StoreConfig& store) {
   constexpr int kMostPrompts = 64;
   const int prompts = store.public_system_prompts_size() + store.public_system_prompt_files_size();
   if (prompts > kMostPrompts) {
-    return filler.Refuse("store.public_system_prompts", absl::StrCat("a list of ", prompts),
-                         absl::StrCat("at most ", kMostPrompts, " are possible, files included"));
+    filler.Refuse("store.public_system_prompts", absl::StrCat("a list of ", prompts),
+                  absl::StrCat("at most ", kMostPrompts, " are possible, files included"));
   }
   for (const std::string& text : store.public_system_prompts()) {
     if (!text.empty()) continue;
-    return filler.Refuse("store.public_system_prompts", Quoted(text), "it must not be empty");
+    filler.Refuse("store.public_system_prompts", Quoted(text), "it must not be empty");
   }
   for (const std::string& path : store.public_system_prompt_files()) {
     if (path.starts_with('/')) continue;
-    return filler.Refuse("store.public_system_prompt_files", Quoted(path),
-                         "it must be an absolute path");
+    filler.Refuse("store.public_system_prompt_files", Quoted(path), "it must be an absolute path");
   }
-  return absl::OkStatus();
 }
 
 // "SCHEME://HOST[:PORT]", as browsers send it: without a path.
@@ -289,56 +342,48 @@ bool IsWebOrigin(std::string_view origin) {
   return origin.find_first_of("/ *?#@\t\r\n", scheme + 3) == std::string_view::npos;
 }
 
-absl::Status CheckWebOrigins(const Filler& filler, const proto::OrchestratorConfig& orchestrator) {
+void CheckWebOrigins(Filler& filler, const proto::OrchestratorConfig& orchestrator) {
   constexpr int kMaxWebOrigins = 64;
   if (orchestrator.http_web_origins_size() > kMaxWebOrigins) {
-    return filler.Refuse("orchestrator.http_web_origins",
-                         absl::StrCat(orchestrator.http_web_origins_size(), " entries"),
-                         absl::StrCat("it may have ", kMaxWebOrigins, " at most"));
+    filler.Refuse("orchestrator.http_web_origins",
+                  absl::StrCat(orchestrator.http_web_origins_size(), " entries"),
+                  absl::StrCat("it may have ", kMaxWebOrigins, " at most"));
   }
   for (const std::string& origin : orchestrator.http_web_origins()) {
     if (origin == "*" || IsWebOrigin(origin)) continue;
-    return filler.Refuse("orchestrator.http_web_origins", Quoted(origin),
-                         "each must be SCHEME://HOST[:PORT] without a path, as "
-                         "http://localhost:3000, or *");
+    filler.Refuse("orchestrator.http_web_origins", Quoted(origin),
+                  "each must be SCHEME://HOST[:PORT] without a path, as "
+                  "http://localhost:3000, or *");
   }
-  return absl::OkStatus();
 }
 
-absl::Status Fill(const Filler& filler, proto::Config* config) {
-  WITHY_RETURN_IF_ERROR(filler.LogLevel(config->mutable_log_level()));
-  WITHY_RETURN_IF_ERROR(filler.Directory(
+void Fill(Filler& filler, proto::Config* config) {
+  filler.LogLevel(config->mutable_log_level());
+  filler.Directory(
       "run_dir",
       DefaultDir("RUNTIME_DIRECTORY", "/run/withy", "XDG_RUNTIME_DIR", "/.local/state/withy/run"),
-      config->mutable_run_dir()));
-  WITHY_RETURN_IF_ERROR(filler.Directory(
+      config->mutable_run_dir());
+  filler.Directory(
       "state_dir",
       DefaultDir("STATE_DIRECTORY", "/var/lib/withy", "XDG_STATE_HOME", "/.local/state/withy"),
-      config->mutable_state_dir()));
+      config->mutable_state_dir());
   const std::string run = UnixAddress(config->run_dir(), "");
 
   proto::OrchestratorConfig* orchestrator = config->mutable_orchestrator();
-  WITHY_RETURN_IF_ERROR(
-      filler.Listen("orchestrator.listen", run + kAppSocket, orchestrator->mutable_listen()));
-  const std::string& http = orchestrator->http_listen();
-  if (!http.empty() && (http.starts_with(kUnixPrefix) || !CheckListenAddress(http).ok())) {
-    return filler.Refuse("orchestrator.http_listen", Quoted(http),
-                         "it must be ADDRESS:PORT with a port from 0 to 65535, as 127.0.0.1:8080");
-  }
-  WITHY_RETURN_IF_ERROR(CheckWebOrigins(filler, *orchestrator));
+  filler.Listen("orchestrator.listen", run + kAppSocket, orchestrator->mutable_listen());
+  filler.Tcp("orchestrator.http_listen", "", orchestrator->mutable_http_listen());
+  CheckWebOrigins(filler, *orchestrator);
   WITHY_FILL("orchestrator", orchestrator, queue_limit, 64, 1, 100000);
   WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
   WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);
 
-  WITHY_RETURN_IF_ERROR(FillModel(filler, "model", run, "model_worker", "withy-pocket-q8_0.gguf",
-                                  config->mutable_model()));
+  FillModel(filler, "model", run, "model_worker", "withy-pocket-q8_0.gguf",
+            config->mutable_model());
   WITHY_FILL("orchestrator", orchestrator, tlm_threads, config->model().threads(), 1, 1024);
-  WITHY_RETURN_IF_ERROR(
-      FillModel(filler, "draft", run, "draft_worker", kDraftFile, config->mutable_draft()));
+  FillModel(filler, "draft", run, "draft_worker", kDraftFile, config->mutable_draft());
 
   proto::StoreConfig* store = config->mutable_store();
-  WITHY_RETURN_IF_ERROR(
-      filler.Listen("store.listen", run + "context_store.sock", store->mutable_listen()));
+  filler.Listen("store.listen", run + "context_store.sock", store->mutable_listen());
   WITHY_FILL("store", store, arena_bytes, uint64_t{256} << 20, uint64_t{1} << 20,
              uint64_t{1} << 40);
   WITHY_FILL("store", store, result_ttl_s, 86400, 1, 86400 * 365);
@@ -350,33 +395,53 @@ absl::Status Fill(const Filler& filler, proto::Config* config) {
              uint64_t{1} << 40);
   WITHY_FILL("store", store, disk_bytes, uint64_t{1} << 40, uint64_t{32} << 20, uint64_t{1} << 40);
   if (const std::string& key = store->master_key_path(); !key.empty() && !key.starts_with('/')) {
-    return filler.Refuse("store.master_key_path", Quoted(key), "it must be an absolute path");
+    filler.Refuse("store.master_key_path", Quoted(key), "it must be an absolute path");
   }
-  WITHY_RETURN_IF_ERROR(CheckPublicPrompts(filler, *store));
+  CheckPublicPrompts(filler, *store);
   WITHY_FILL("store", store, kv_daily_write_bytes, uint64_t{32} << 30, uint64_t{16} << 20,
              uint64_t{1} << 50);
   WITHY_FILL("store", store, memory_pressure_percent, 10, 1, 100);
-  if (store->kv_disk_bytes_per_second() != 0) {
-    WITHY_RETURN_IF_ERROR(filler.CheckRange("store.kv_disk_bytes_per_second",
-                                            store->kv_disk_bytes_per_second(), uint64_t{1} << 20,
-                                            uint64_t{1} << 40));
-  }
+  WITHY_CHECK("store", store, kv_disk_bytes_per_second, uint64_t{1} << 20, uint64_t{1} << 40);
 
   proto::ProfilerConfig* profiler = config->mutable_profiler();
-  WITHY_RETURN_IF_ERROR(
-      filler.Listen("profiler.listen", run + "profiler_agent.sock", profiler->mutable_listen()));
-  if (profiler->metrics_listen().empty()) profiler->set_metrics_listen("127.0.0.1:9464");
+  filler.Listen("profiler.listen", run + "profiler_agent.sock", profiler->mutable_listen());
+  if (profiler->metrics_listen() != "off") {
+    filler.Tcp("profiler.metrics_listen", "127.0.0.1:9464", profiler->mutable_metrics_listen());
+  }
   WITHY_FILL("profiler", profiler, poll_ms, 50, 1, 1000);
   WITHY_FILL("profiler", profiler, slo_objective_per_mille, 990, 1, 999);
   WITHY_FILL("profiler", profiler, kernel_spans_per_mille, 3, 1, 1000);
-  return absl::OkStatus();
+}
+
+// Reads what can be read, without defaults, and names all that cannot.
+CheckedConfig ParseWhatCanBe(std::string text, const std::string& file, Origins* origins) {
+  constexpr size_t kMostProblems = 100;
+  CheckedConfig checked;
+  while (true) {
+    checked.config.Clear();
+    TextFormat::ParseInfoTree places;
+    ParseErrors errors;
+    Parse(text, /*skip_unknown=*/true, &checked.config, &places, &errors);
+    if (errors.first().has_value()) {
+      checked.problems.push_back(ErrorAt(file, *errors.first()));
+      const bool again = checked.problems.size() < kMostProblems;
+      if (again && BlankOut(*errors.first(), &text)) continue;
+    }
+    for (const ParseErrors::Error& unknown : errors.unknown()) {
+      checked.problems.push_back(ErrorAt(file, unknown));
+    }
+    NoteOrigins(checked.config, places, file, "", origins);
+    return checked;
+  }
 }
 
 }  // namespace
 
 absl::StatusOr<proto::Config> ParseConfig(std::string_view text, std::string_view name) {
   proto::Config config;
-  WITHY_RETURN_IF_ERROR(ParseText(text, name, &config));
+  ParseErrors errors;
+  Parse(text, /*skip_unknown=*/false, &config, nullptr, &errors);
+  if (errors.first().has_value()) return ErrorAt(name, *errors.first());
   return config;
 }
 
@@ -422,28 +487,41 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config) {
   return absl::OkStatus();
 }
 
-absl::Status FillDefaults(proto::Config* config) { return Fill(Filler({}), config); }
+absl::Status FillDefaults(proto::Config* config) {
+  const Origins none;
+  Filler filler(none);
+  Fill(filler, config);
+  return JoinProblems(filler.problems());
+}
 
-absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
-                                         std::span<const std::string> overrides) {
+absl::StatusOr<CheckedConfig> CheckConfig(std::string_view path,
+                                          std::span<const std::string> overrides) {
   const std::string file(path.empty() ? kDefaultConfigPath : path);
-  proto::Config config;
+  CheckedConfig checked;
   Origins origins;
   const absl::StatusOr<std::string> text = ReadFile(file);
   if (text.ok()) {
-    TextFormat::ParseInfoTree places;
-    WITHY_RETURN_IF_ERROR(ParseText(*text, file, &config, &places));
-    NoteOrigins(config, places, file, "", &origins);
+    checked = ParseWhatCanBe(*text, file, &origins);
   } else if (!path.empty() || !absl::IsNotFound(text.status())) {
     return text.status();
   }
   for (const std::string& assignment : overrides) {
-    WITHY_RETURN_IF_ERROR(ApplyOverride(assignment, &config));
+    WITHY_RETURN_IF_ERROR(ApplyOverride(assignment, &checked.config));
     origins[assignment.substr(0, assignment.find('='))] =
         absl::StrCat("override '", assignment, "'");
   }
-  WITHY_RETURN_IF_ERROR(Fill(Filler(origins), &config));
-  return config;
+  Filler filler(origins);
+  Fill(filler, &checked.config);
+  checked.problems.insert(checked.problems.end(), filler.problems().begin(),
+                          filler.problems().end());
+  return checked;
+}
+
+absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
+                                         std::span<const std::string> overrides) {
+  WITHY_ASSIGN_OR_RETURN(CheckedConfig checked, CheckConfig(path, overrides));
+  WITHY_RETURN_IF_ERROR(JoinProblems(checked.problems));
+  return std::move(checked.config);
 }
 
 std::vector<std::string> AppAddresses(const proto::Config& config) {

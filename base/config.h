@@ -19,9 +19,18 @@ inline constexpr std::string_view kDefaultConfigPath = "/etc/withy/withy.textpro
 // Reads `path`, applies `overrides` ("model.threads=2"; later ones win) and fills every default. An
 // empty path means kDefaultConfigPath, the only file that may be missing. Errors: NOT_FOUND and
 // others of open(2); INVALID_ARGUMENT naming the field's path, its value, the allowed values and
-// the place: file, line and column, or the override.
+// the place: file, line and column, or the override; of several errors, all.
 absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
                                          std::span<const std::string> overrides = {});
+
+struct CheckedConfig {
+  proto::Config config;                // what is wrong in the file has its default
+  std::vector<absl::Status> problems;  // in the order in which they are found
+};
+// The same for a file that may have errors. Errors: of open(2), and INVALID_ARGUMENT of an override
+// that cannot be read.
+absl::StatusOr<CheckedConfig> CheckConfig(std::string_view path,
+                                          std::span<const std::string> overrides = {});
 
 // Parses textproto without filling defaults. `name` appears in errors.
 absl::StatusOr<proto::Config> ParseConfig(std::string_view text, std::string_view name);

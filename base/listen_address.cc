@@ -126,9 +126,9 @@ absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view p
   std::error_code ignored;
   // Not created here: a mistyped path must not leave directories behind.
   if (!fs::is_directory(directory, ignored)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the directory ", directory.string(), " of the socket ", path,
-                     " does not exist: create it, or listen in run_dir"));
+    return absl::NotFoundError(absl::StrCat("the directory ", directory.string(), " of the socket ",
+                                            path,
+                                            " does not exist: create it, or listen in run_dir"));
   }
   WITHY_RETURN_IF_ERROR(HasSocket(path).status());  // before creating a lock file beside it
   WITHY_ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + ".lock"));

@@ -21,7 +21,8 @@ absl::Status CheckListenAddress(std::string_view address);
 // PATH.lock, and removes the socket of a dead process. Nothing else is ever removed: no socket with
 // a listener, no file, directory, link, pipe or device. `process` appears in errors. Errors:
 // ALREADY_EXISTS (another process holds it; its socket is left alone), INVALID_ARGUMENT (`path` is
-// not a socket, is longer than 107 bytes, or has no directory), those of open(2).
+// not a socket, or is longer than 107 bytes), NOT_FOUND (its directory is missing), those of
+// open(2).
 absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view process);
 
 // Removes the socket that the caller bound at `path`. Leaves anything that is not a socket.

@@ -46,7 +46,8 @@ absl::StatusOr<UniqueFd> ListenTcp(std::string_view address, std::string_view se
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* first = nullptr;
   if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &first); error != 0) {
-    return absl::InvalidArgumentError(
+    // The name may be known later.
+    return absl::UnavailableError(
         absl::StrCat(what, ": ", gai_strerror(error), "; ", ToAbsl(remedy)));
   }
   const Addresses found(first, freeaddrinfo);

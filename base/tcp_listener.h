@@ -11,8 +11,9 @@
 namespace withy {
 
 // A listening socket that does not block. `setting` names the configuration field with the address,
-// `remedy` says what to do; both are for errors. Errors: INVALID_ARGUMENT (not HOST:PORT, or no
-// such host), ALREADY_EXISTS (another program listens there), those of bind(2).
+// `remedy` says what to do; both are for errors. Errors: INVALID_ARGUMENT (not
+// HOST:PORT), UNAVAILABLE (no such host now), ALREADY_EXISTS (another program listens there), those
+// of bind(2).
 absl::StatusOr<UniqueFd> ListenTcp(std::string_view address, std::string_view setting,
                                    std::string_view remedy);
 

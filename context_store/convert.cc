@@ -231,6 +231,27 @@ absl::Status AddSegments(const std::vector<std::string>& segments,
   return absl::OkStatus();
 }
 
+proto::LeaseEvent ToProto(const LoadEvent& event) {
+  proto::LeaseEvent message;
+  switch (event.what.kind) {
+    case policy::KvLoadEvent::Kind::kLayers:
+      message.mutable_layer_ready()->set_layer(event.what.layers - 1);
+      message.mutable_layer_ready()->set_change(event.what.change);
+      break;
+    case policy::KvLoadEvent::Kind::kFailed:
+      message.mutable_load_failed()->set_chunk(event.what.chunks.front());
+      message.mutable_load_failed()->set_change(event.what.change);
+      break;
+    case policy::KvLoadEvent::Kind::kYielded:
+      for (const ChunkSlot& chunk : event.slots) {
+        *message.mutable_yielded()->add_chunks() = ToProto(chunk);
+      }
+      message.mutable_yielded()->set_arrived_blocks(event.what.arrived_blocks);
+      message.mutable_yielded()->set_change(event.what.change);
+  }
+  return message;
+}
+
 absl::StatusOr<proto::LeaseOpened> ToProto(LeaseId lease, const LoadedContext& loaded) {
   proto::LeaseOpened opened;
   opened.set_lease_id(lease);

@@ -25,6 +25,7 @@ LegacyResults MakeLegacyResults();
 std::vector<LeaseChunks::Identities> FromProto(const proto::LeaseShare& share);
 proto::ChunkSlot ToProto(const ChunkSlot& slot);
 proto::ResidentChunk ToProto(const ResidentChunk& chunk);
+proto::LeaseEvent ToProto(const LoadEvent& event);
 // All fields of the response that tell of KV.
 void Fill(const StoreStats& stats, proto::GetStoreInfoResponse* response);
 // Errors: DATA_LOSS if a stored segment is not a valid message.

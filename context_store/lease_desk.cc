@@ -139,12 +139,10 @@ ResidentChunks LeaseDesk::BringBack(LeaseId lease, const LeaseSpec& spec) {
     std::vector<ChunkLoad> loads = book_.table().chunks().BeginLoad(lease, rules, &evicted);
     metrics_.chunks.evicted.Add(evicted);
     resident = book_.table().chunks().Resident(lease);
-    std::vector<uint32_t> left;
     std::vector<ChunkSlot> to_compute;
     std::vector<KvSlot> others;
     for (const ResidentChunk& chunk : resident) {
-      if (chunk.state == ResidentChunk::State::kRecompute) {
-        left.push_back(chunk.where.chunk);
+      if (chunk.state == ResidentChunk::State::kToCompute) {
         to_compute.push_back(chunk.where);
       } else {
         others.push_back(chunk.where.slot);
@@ -152,12 +150,12 @@ ResidentChunks LeaseDesk::BringBack(LeaseId lease, const LeaseSpec& spec) {
     }
     book_.Stamp(lease, spec.epoch, to_compute);
     book_.KeepInMemory(lease, others);
-    metrics_.chunks.recomputed.Add(left.size());
+    metrics_.chunks.recomputed.Add(to_compute.size());
     book_.RecordGauges();
     if (loads.empty()) return resident;
     load = std::make_shared<ContextLoad>(
         LoadTools{book_, *parts_.disk, parts_.costs, metrics_, parts_.clock, parts_.load_policy},
-        lease, spec, std::move(loads), left, rules.costs);
+        lease, spec, std::move(loads), resident, rules.costs);
     if (OpenLease* open = book_.Find(lease); open != nullptr) open->load = load;
   }
   load->Advance();
@@ -172,10 +170,11 @@ void LeaseDesk::Yield(LeaseId lease, uint32_t computed_before, uint32_t most) {
     const OpenLease* open = book_.Find(lease);
     if (open == nullptr) return;
     listener = open->listener;
-    if (open->load != nullptr && !open->load->ended()) load = open->load;
+    load = open->load;
   }
   if (load != nullptr) return load->Yield(computed_before, most);
-  listener->OnYielded({}, 0);  // everything is there
+  // Everything is there.
+  listener->OnLoad({{.kind = policy::KvLoadEvent::Kind::kYielded, .change = 1}});
 }
 
 absl::StatusOr<ClaimAnswer> LeaseDesk::Claim(LeaseId lease, uint32_t first, uint32_t count,
@@ -183,7 +182,10 @@ absl::StatusOr<ClaimAnswer> LeaseDesk::Claim(LeaseId lease, uint32_t first, uint
   WITHY_ASSIGN_OR_RETURN(const OpenLease opened, book_.Get(lease));
   ScopedSpan span(parts_.recorder, claim_span_, opened.spec.call_id);
   span.set_value(count);
-  if (!opened.spec.rebuild) parts_.idle.MakeRoom(count * book_.NewChunkBytes());
+  if (!opened.spec.rebuild) {
+    if (opened.load != nullptr) opened.load->GiveUp(first);
+    parts_.idle.MakeRoom(count * book_.NewChunkBytes());
+  }
   uint64_t evicted = 0;
   absl::MutexLock lock(&book_.mutex());
   absl::StatusOr<ClaimAnswer> claimed =
@@ -202,14 +204,18 @@ bool LeaseDesk::MakesRoom(uint32_t chunks) const {
 
 absl::StatusOr<ResidentChunks> LeaseDesk::Share(
     LeaseId lease, uint32_t first, const std::vector<LeaseChunks::Identities>& wanted) {
-  absl::MutexLock lock(&book_.mutex());
-  absl::StatusOr<ResidentChunks> shared = book_.table().chunks().Share(lease, first, wanted);
-  if (shared.ok()) {
+  WITHY_ASSIGN_OR_RETURN(const OpenLease opened, book_.Get(lease));
+  absl::StatusOr<ResidentChunks> shared;
+  {
+    absl::MutexLock lock(&book_.mutex());
+    shared = book_.table().chunks().Share(lease, first, wanted);
+    if (!shared.ok()) return shared;
     std::vector<KvSlot> slots;
     for (const ResidentChunk& chunk : *shared) slots.push_back(chunk.where.slot);
     book_.KeepInMemory(lease, slots);
+    book_.RecordGauges();
   }
-  book_.RecordGauges();
+  if (opened.load != nullptr && !shared->empty()) opened.load->GiveUp(first);
   return shared;
 }
 
@@ -219,6 +225,7 @@ absl::Status LeaseDesk::Fault(LeaseId lease, uint32_t chunk, std::string_view re
     absl::MutexLock lock(&book_.mutex());
     WITHY_RETURN_IF_ERROR(book_.table().chunks().Fault(lease, chunk));
   }
+  if (opened.load != nullptr) opened.load->GiveUp(chunk);
   metrics_.chunks.faults.Add();
   spdlog::warn("chunk {} of context {} does not match its identity: {}", chunk,
                opened.spec.context_id, PrintableKey(reason.substr(0, 200)));
@@ -265,6 +272,7 @@ absl::StatusOr<uint64_t> LeaseDesk::Commit(LeaseId lease, LeaseOutcome outcome) 
     notices = book_.Apply(std::move(effects));
   }
   notices.Tell();
+  book_.AdvanceWaiting();
   // A context that a call has again by now is left alone.
   if (!opened.spec.context_id.empty()) parts_.idle.TidyLater(opened.spec.context_id);
   return revision;
@@ -286,6 +294,7 @@ void LeaseDesk::EndLease(LeaseId lease, bool broken) {
   }
   if (broken) metrics_.leases.broken.Add();
   notices.Tell();
+  book_.AdvanceWaiting();
 }
 
 }  // namespace withy::context_store

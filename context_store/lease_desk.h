@@ -77,8 +77,8 @@ class LeaseDesk {
                                        const std::vector<LeaseChunks::Identities>& wanted);
   absl::Status Fault(LeaseId lease, uint32_t chunk, std::string_view reason);
   // Yields chunks that are being read to the worker, which computes them instead: at most `most`.
-  // It has computed those below `computed_before` that it was to compute. OnYielded follows,
-  // perhaps before the return.
+  // It has computed those below `computed_before` that it was to compute. LeaseListener::OnLoad
+  // follows, perhaps before the return.
   void Yield(LeaseId lease, uint32_t computed_before, uint32_t most);
   // On return the commit is durable and the lease is over; the lease is also over if the disk
   // failed (the record is then unchanged). Returns the context's revision. Blocks. Errors: those of

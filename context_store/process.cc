@@ -15,6 +15,7 @@
 #include "context_store/side_socket.h"
 #include "context_store/store.h"
 #include "rpc/server.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 
 namespace withy::context_store {
@@ -31,6 +32,7 @@ class ContextStoreProcess final : public rpc::Process {
                      const policy::KvStrategy& strategy) {
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "context_store"));
+    telemetry::RecordBuild(*recorder_);
     StoreOptions options;
     options.db.path = config.state_dir() + "/records";
     options.limits.contexts_per_app = config.orchestrator().contexts_per_app();

@@ -143,7 +143,7 @@ class StoreLoadTest : public ::testing::Test {
     std::vector<ChunkSlot> todo;
     for (const ResidentChunk& chunk : loaded->resident) {
       slots[chunk.where.chunk] = chunk.where;
-      if (chunk.state == ResidentChunk::State::kRecompute) todo.push_back(chunk.where);
+      if (chunk.state == ResidentChunk::State::kToCompute) todo.push_back(chunk.where);
     }
     uint32_t computed_before = 0;
     while (listener_->layers < kLarge.layers || !todo.empty()) {
@@ -236,7 +236,7 @@ TEST_F(StoreLoadTest, AWorkerThatDoesNotAskGetsEverythingRead) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_TRUE(Eventually([&] { return listener_->layers == kLarge.layers; }));
   for (const ResidentChunk& chunk : loaded->resident) {
-    if (chunk.state == ResidentChunk::State::kLoading) {
+    if (chunk.state == ResidentChunk::State::kReading) {
       EXPECT_TRUE(Holds(chunk.where)) << chunk.where.chunk;
     }
   }

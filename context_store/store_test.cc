@@ -304,11 +304,12 @@ class StoreOnDiskTest : public StoreTest {
       const uint32_t tokens = chunk.chunk < full ? 16 : tail;
       std::string identity = std::string(4, static_cast<char>('a' + chunk.chunk)) + context;
       identity.resize(32);
-      outcome.chunks.push_back({.identity = std::move(identity),
-                                .tokens = tokens,
-                                .model_level_percent = 100,
-                                .density = 1,
-                                .density_rows = 1});
+      ChunkIdentity& filled = outcome.chunks.emplace_back();
+      filled.identity = std::move(identity);
+      filled.tokens = tokens;
+      filled.model_level_percent = 100;
+      filled.density = 1;
+      filled.density_rows = 1;
     }
     ASSERT_TRUE(store_->leases().Commit(lease, std::move(outcome)).ok());
     store_->idle().AwaitTidy();
@@ -468,7 +469,7 @@ TEST_F(StoreOnDiskTest, TheFrontOfAContextIsLeftToTheWorkerWhereReadingIsSlow) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_EQ(loaded->resident.size(), 40u);
   for (size_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(loaded->resident[i].state == ResidentChunk::State::kRecompute, i < 2) << i;
+    EXPECT_EQ(loaded->resident[i].state == ResidentChunk::State::kToCompute, i < 2) << i;
   }
   ASSERT_TRUE(Eventually([&] { return listener_->layers == kKv.layers; }));
   for (size_t i = 2; i < 40; ++i) EXPECT_EQ(BytesOf(loaded->resident[i]), before[i]);

@@ -35,12 +35,14 @@ inline Geometry StoreGeometry(char model = 'm') {
 class CountingListener final : public LeaseListener {
  public:
   void OnGranted() override { ++granted; }
-  void OnLayer(uint32_t layer) override { layers = static_cast<int>(layer) + 1; }
-  void OnYielded(std::vector<ChunkSlot> chunks, uint64_t) override {
+  void OnLoad(LoadEvent event) override {
+    using Kind = policy::KvLoadEvent::Kind;
+    if (event.what.kind == Kind::kLayers) layers = static_cast<int>(event.what.layers);
+    if (event.what.kind == Kind::kFailed) failed = std::min(+failed, event.what.chunks.front());
+    if (event.what.kind != Kind::kYielded) return;
     absl::MutexLock lock(&mutex);
-    yielded.push_back(std::move(chunks));
+    yielded.push_back(std::move(event.slots));
   }
-  void OnLoadFailed(uint32_t chunk) override { failed = std::min<uint32_t>(failed, chunk); }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string) override {
     late_chunks += static_cast<int>(chunks.size());
   }
@@ -64,7 +66,7 @@ inline absl::StatusOr<LoadedContext> LoadWhole(Store& store, LeaseId lease,
   if (!loaded.ok()) return loaded;
   const bool loading =
       std::any_of(loaded->resident.begin(), loaded->resident.end(),
-                  [](const auto& chunk) { return chunk.state == ResidentChunk::State::kLoading; });
+                  [](const auto& chunk) { return chunk.state == ResidentChunk::State::kReading; });
   EXPECT_TRUE(!loading ||
               Eventually([&] { return listener.layers == kKv.layers || listener.failed == 0; }));
   if (loaded->resident.size() > listener.failed) loaded->resident.resize(listener.failed);

@@ -19,7 +19,7 @@ for daemon in orchestrator model-worker draft-worker context-store profiler-agen
   expect files "$out/files" " \./usr/bin/withy-$daemon$"
   expect files "$out/files" " \./usr/lib/systemd/system/withy-$daemon.service$"
 done
-for file in usr/bin/withyctl usr/lib/systemd/system/withy.target usr/lib/sysusers.d/withy.conf usr/share/withy/proto/withy/v1/llm_service.proto; do
+for file in usr/bin/withyctl usr/lib/systemd/system/withy.target usr/lib/sysusers.d/withy.conf usr/lib/tmpfiles.d/withy.conf usr/share/withy/proto/withy/v1/llm_service.proto; do
   expect files "$out/files" " \./$file$"
 done
 if grep -E 'elasticize|\.gguf$' "$out/files"; then echo "the service's package has files that it should not have"; fail=1; fi

@@ -42,7 +42,7 @@ check_programs /opt/withy
 install_to /usr
 check_programs /usr
 
-for file in bin/withyctl lib/sysusers.d/withy.conf share/withy/models/withy-pocket-q8_0.gguf \
+for file in bin/withyctl lib/sysusers.d/withy.conf lib/tmpfiles.d/withy.conf share/withy/models/withy-pocket-q8_0.gguf \
   share/withy/proto/withy/v1/config.proto share/withy/proto/withy/v1/calibration.proto \
   share/withy/proto/withy/v1/llm_service.proto share/withy/proto/withy/v1/types.proto \
   share/withy/examples/cpp/generate.cc share/withy/examples/python/generate.py \
@@ -98,7 +98,7 @@ done
 
 # The exposure of each service as systemd-analyze rates it, from 0 (none) to 10.
 for service in "$units"/*.service; do
-  exposure "$(basename "$service")" 25
+  exposure "$(basename "$service")" 15
 done
 
 # The same with the example drop-in for GPU boards: systemd accepts it, and it loosens only what it names.

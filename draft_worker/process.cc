@@ -26,6 +26,7 @@
 #include "engine/session/weight_guard.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 #include "wire/calibration.h"
 #include "wire/wire.h"
@@ -51,6 +52,7 @@ class DraftWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "draft_worker",
                                                      {.ring_capacity = kRingCapacity}));
+    telemetry::RecordBuild(*recorder_);
     const std::string misfit = Misfit(config);
     if (!misfit.empty() && IsDefaultDraft(config)) {
       const std::string why =
@@ -139,6 +141,9 @@ class DraftWorker final : public rpc::Process {
         const engine::WorkerCost cost,
         engine::FindWorkerCost(*model_->bundle.model, draft.path(),
                                engine::PackedDir(config.state_dir()), ReadBoard(), Clock::Real()));
+    telemetry::RecordModel(*recorder_, {.name = model_->bundle.model->info().name,
+                                        .device = model_->bundle.model->target(),
+                                        .calibrated_unix_s = cost.measured_unix_s});
     kernels_->set_share(engine::KernelSpanShare(config.profiler()));
     kernels_->Watch(true);
     KeepInMemory(static_cast<uint64_t>(model_->bundle.model->info().weight_bytes));

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/compute_baton.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "policy/draft/token_tree.h"
@@ -32,9 +33,6 @@ using serving::TreeRequest;
 constexpr int64_t kRetryMs = 200;
 constexpr uint32_t kMostLeaves = 16;
 constexpr uint32_t kMostPasses = 1 << 16;  // of a tree; a request's larger number is the same
-// Total time that the draft model, which answers one call at a time, waits for the reader of one
-// answer while its queue is full. After that the answer is ended.
-constexpr int64_t kReaderPatienceNs = 2 * kNanosPerSecond;
 
 // Trees grow in turns that the target lends, until its step is over, the request is, or somebody
 // else wants an answer of the draft model.
@@ -122,7 +120,7 @@ class StreamSink final : public AnswerSink {
     patience_ns_ = 0;
     queue_->Abandon(absl::ResourceExhaustedError(absl::StrCat(
         "the answer was ended: its reader let ", RunQueue::kLimit, " messages wait for ",
-        kReaderPatienceNs / kNanosPerSecond, " s in total; read the stream as it arrives")));
+        kStalledDraftReaderNs / kNanosPerSecond, " s in total; read the stream as it arrives")));
   }
 
   static void FillLatency(const engine::SoloResult& result, int64_t arrived_ns,
@@ -148,7 +146,7 @@ class StreamSink final : public AnswerSink {
   const bool report_progress_;
   engine::ProgressPace progress_;
   int64_t patience_ns_ =
-      kReaderPatienceNs;  // remaining patience; used by the answering thread only
+      kStalledDraftReaderNs;  // remaining patience; used by the answering thread only
 };
 
 class DraftWorkerService final : public v1::DraftWorker::CallbackService {

@@ -38,6 +38,7 @@
 #include "serving/session/public_prompts.h"
 #include "serving/session/session.h"
 #include "store_client/lease_client.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 #include "wire/calibration.h"
 #include "wire/speculation.h"
@@ -177,6 +178,7 @@ class ModelWorker final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(recorder_,
                            telemetry::Recorder::Open(config.run_dir() + "/rings", "model_worker",
                                                      {.ring_capacity = kRingCapacity}));
+    telemetry::RecordBuild(*recorder_);
     kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
     kernels_->Watch(false);  // not while the board is measured
     packed_metrics_.emplace(*recorder_);
@@ -185,6 +187,9 @@ class ModelWorker final : public rpc::Process {
     kernels_->set_share(engine::KernelSpanShare(config.profiler()));
     kernels_->Watch(true);
     const engine::ModelInfo& info = model_->bundle.model->info();
+    telemetry::RecordModel(*recorder_, {.name = info.name,
+                                        .device = model_->bundle.model->target(),
+                                        .calibrated_unix_s = cost.measured_unix_s});
     const engine::WeightStreamStats weights = model_->bundle.model->weight_stats();
     LogWeights(weights);
     const uint64_t weight_bytes = weights.streams() ? weights.resident_bytes + weights.buffer_bytes

@@ -9,6 +9,8 @@
 #include "orchestrator/call/validate.h"
 #include "policy/board/latency_model.h"
 #include "policy/constants.h"
+#include "rpc/error_reason.h"
+#include "rpc/status.h"
 #include "wire/cost_model.h"
 #include "wire/decision.h"
 
@@ -16,6 +18,9 @@ namespace withy::orchestrator {
 namespace {
 
 using policy::Lane;
+
+// A service that was stopped to be started again is back by then.
+constexpr int64_t kDrainRetryMs = 3000;
 
 policy::AdmissionOptions AdmissionOptionsOf(const v1::Config& config) {
   policy::AdmissionOptions options;
@@ -43,10 +48,10 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, clock, recorder)),
-      prober_(
-          config.orchestrator().probe_off()
-              ? nullptr
-              : std::make_unique<Prober>(backends_, workers_, auditor_.get(), clock, recorder)) {}
+      prober_(config.orchestrator().probe_off()
+                  ? nullptr
+                  : std::make_unique<Prober>(backends_, workers_, auditor_.get(), clock, recorder)),
+      readiness_(backends_, clock, recorder) {}
 
 CallParts Gateway::Parts() {
   return {.clock = clock_,
@@ -66,6 +71,11 @@ CallParts Gateway::Parts() {
 
 absl::Status Gateway::Arrive(uint64_t id) {
   absl::Status status = calls_.Arrive(id);
+  if (absl::IsResourceExhausted(status)) {
+    status = WithReason(rpc::WithRetryAfter(status, RetryAfterMs()), "QUEUE_FULL");
+  } else if (absl::IsUnavailable(status)) {
+    status = WithReason(rpc::WithRetryAfter(status, kDrainRetryMs), "DRAINING");
+  }
   if (!status.ok()) metrics_.Ended(status);
   if (status.ok() && auditor_ != nullptr) auditor_->CallStarts();
   return status;

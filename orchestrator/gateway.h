@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "orchestrator/board/readiness.h"
 #include "orchestrator/call/call_parts.h"
 #include "orchestrator/call/score.h"
 #include "telemetry/recorder.h"
@@ -35,6 +36,7 @@ class Gateway {
   AppRecords& apps() { return apps_; }
   TokenCounter& counter() { return counter_; }
   TextScores& scores() { return scores_; }
+  Readiness& readiness() { return readiness_; }
 
   // Takes a place for a call, or refuses (policy::Admission::Arrive); every call that arrived
   // leaves.
@@ -42,6 +44,7 @@ class Gateway {
   void Leave(uint64_t id, const absl::Status& status);
   // From now on calls are refused; waits until those that arrived have left, at most `grace`.
   void Drain(absl::Duration grace) {
+    readiness_.Drain();
     calls_.StopAdmitting();
     calls_.AwaitEmpty(grace);
   }
@@ -81,6 +84,7 @@ class Gateway {
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none
+  Readiness readiness_;
 };
 
 }  // namespace withy::orchestrator

@@ -18,6 +18,7 @@
 #include "orchestrator/service.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 
 namespace withy::orchestrator {
@@ -36,6 +37,7 @@ constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 constexpr unsigned kSocketMode = 0660;
 
 // Members are destroyed from the last to the first: the server goes before what its calls use.
+// Drain comes before, and ends what the gateway tells the server.
 class Orchestrator final : public rpc::Process {
  public:
   Orchestrator(const v1::Config& config, std::unique_ptr<telemetry::Recorder> recorder)
@@ -63,12 +65,11 @@ class Orchestrator final : public rpc::Process {
       WITHY_ASSIGN_OR_RETURN(http_, HttpDoor::Start(door, gateway_, Clock::Real()));
       spdlog::info("OpenAI-compatible API on http://{}/v1", http_->address());
     }
-    server_->SetServing(true);
+    gateway_.readiness().Start([this](bool ready) { server_->SetServing(ready); });
     return absl::OkStatus();
   }
 
   void Drain(absl::Duration grace) override {
-    server_->SetServing(false);
     // The server stays up meanwhile: a gRPC server that shuts down answers new calls with
     // CANCELLED, which no app retries.
     gateway_.Drain(grace);
@@ -81,6 +82,8 @@ class Orchestrator final : public rpc::Process {
     if (http_ != nullptr) addresses.push_back("http://" + http_->address());
     return addresses;
   }
+
+  std::string WhyNotReady() override { return gateway_.readiness().Why(); }
 
   bool MakesProgress() override {
     return calls_.StalledNanos() < kStallNs && shorts_.StalledNanos() < kStallNs;
@@ -102,6 +105,7 @@ class Orchestrator final : public rpc::Process {
 absl::StatusOr<std::unique_ptr<rpc::Process>> StartOrchestrator(const v1::Config& config) {
   WITHY_ASSIGN_OR_RETURN(auto recorder,
                          telemetry::Recorder::Open(config.run_dir() + "/rings", "orchestrator"));
+  telemetry::RecordBuild(*recorder);
   auto orchestrator = std::make_unique<Orchestrator>(config, std::move(recorder));
   WITHY_RETURN_IF_ERROR(orchestrator->Serve(config));
   return orchestrator;

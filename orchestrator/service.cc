@@ -14,6 +14,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "policy/constants.h"
+#include "rpc/error_reason.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/llm_service.grpc.pb.h"
@@ -68,13 +69,6 @@ ByteBuffer Serialize(const Message& message) {
   grpc::Slice slice(message.ByteSizeLong());
   message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
   return ByteBuffer(&slice, 1);
-}
-
-// Adds the retry hint where the client looks for it, before the call is finished.
-void AddRetryHint(const absl::Status& status, CallbackServerContext* context) {
-  if (const auto retry_ms = rpc::RetryAfterMs(status)) {
-    context->AddTrailingMetadata(rpc::kRetryAfterKey, std::to_string(*retry_ms));
-  }
 }
 
 // The part of the gateway that a method belongs to, and the request that it takes.
@@ -212,14 +206,16 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
             status = result.status();
             if (result.ok()) *response = Serialize(*result);
           }
-          AddRetryHint(status, context);
+          rpc::AddRetryHint(status, context);
           reactor->Finish(rpc::ToGrpc(status));
         });
     if (!taken) {
-      const absl::Status full = rpc::WithRetryAfter(
-          absl::ResourceExhaustedError("too many requests wait: retry after the advised time"),
-          200);
-      AddRetryHint(full, context);
+      const absl::Status full = WithReason(
+          rpc::WithRetryAfter(
+              absl::ResourceExhaustedError("too many requests wait: retry after the advised time"),
+              200),
+          "QUEUE_FULL");
+      rpc::AddRetryHint(full, context);
       reactor->Finish(rpc::ToGrpc(full));
     }
     return reactor;
@@ -279,7 +275,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     if (absl::IsResourceExhausted(status) && !rpc::RetryAfterMs(status).has_value()) {
       status = rpc::WithRetryAfter(status, gateway_.RetryAfterMs());
     }
-    AddRetryHint(status, context);
+    rpc::AddRetryHint(status, context);
     queue->Close(status);
   };
   if (const absl::Status admitted = gateway_.Arrive(call.id); !admitted.ok()) {
@@ -299,15 +295,17 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     }
     gateway_.Leave(call.id, status);
     if (stalled) {
-      queue->Abandon(absl::ResourceExhaustedError(absl::StrCat(
-          "the answer was not read for ", absl::FormatDuration(kReaderPatience),
-          " while its queue was full, and was cancelled: read the stream as it comes")));
+      queue->Abandon(WithReason(
+          absl::ResourceExhaustedError(absl::StrCat(
+              "the answer was not read for ", absl::FormatDuration(kReaderPatience),
+              " while its queue was full, and was cancelled: read the stream as it comes")),
+          "ANSWER_NOT_READ"));
     }
     close(status);
   });
   if (!taken) {
-    const absl::Status full =
-        absl::UnavailableError("orchestrator is shutting down: retry when it is back");
+    const absl::Status full = WithReason(
+        absl::UnavailableError("orchestrator is shutting down: retry when it is back"), "DRAINING");
     gateway_.Leave(call.id, full);
     close(full);
   }
@@ -320,10 +318,12 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
   const std::shared_ptr<Queue> queue = Queue::Create(context);
   const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   queue->OnCancelled([control] { control->Cancel(); });
-  const absl::Status full = rpc::WithRetryAfter(
-      absl::ResourceExhaustedError(
-          "another text is being scored: retry when it is done; one is scored at a time"),
-      policy::kScoreRetryMs);
+  const absl::Status full = WithReason(
+      rpc::WithRetryAfter(
+          absl::ResourceExhaustedError(
+              "another text is being scored: retry when it is done; one is scored at a time"),
+          policy::kScoreRetryMs),
+      "QUEUE_FULL");
   if (scoring_.exchange(true)) {
     queue->Close(full);
     return queue->reactor();

@@ -1,11 +1,13 @@
 #include "orchestrator/testing.h"
 
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <utility>
 
 #include "base/config.h"
@@ -415,6 +417,23 @@ void Board::StopWorker() { worker_server_.reset(); }
 
 void Board::StartDraft() {
   draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
+}
+
+bool Board::IsServing() const {
+  // grpc.health.v1.Health.Check by hand: the request for the whole server is empty.
+  grpc::GenericStub stub(
+      grpc::CreateChannel(config_.orchestrator().listen(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  const grpc::Slice empty;
+  const grpc::ByteBuffer request(&empty, 1);
+  grpc::ByteBuffer response;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  EXPECT_TRUE(done.get_future().get().ok());
+  grpc::Slice bytes;
+  EXPECT_TRUE(response.DumpToSingleSlice(&bytes).ok());
+  return bytes.size() == 2 && bytes.begin()[1] == 0x01;
 }
 
 std::string Board::http_address() const {

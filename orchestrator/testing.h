@@ -208,6 +208,9 @@ class Board {
   // `context` null: one with the token "good" and ten seconds.
   Outcome Generate(const v1::GenerateRequest& request, grpc::ClientContext* context = nullptr);
   v1::LlmService::Stub& stub() { return *stub_; }
+  const v1::Config& config() const { return config_; }
+  // What the orchestrator's health service says, as Backends::Health.
+  bool IsServing() const;
   // "http://HOST:PORT"; the configuration must have orchestrator.http_listen.
   std::string http_address() const;
   // What a second orchestrator says with `config`, in a directory of its own.

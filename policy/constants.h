@@ -309,6 +309,9 @@ inline constexpr int32_t kAnswerRowsClaimedAhead = 8;
 // KV of which nothing arrives for so long is computed instead. Nanoseconds. Choice: beyond any
 // disk's pause for its own housekeeping. Test: serving_test.
 inline constexpr int64_t kStuckLoadNs = 2 * kNanosPerSecond;
+// Pause after which a call that waits for KV, and was refused chunks to compute meanwhile, asks
+// again. Nanoseconds. Choice: a few chunks' computing time. Test: KvLoadTest.
+inline constexpr int64_t kAskForYieldNs = 10 * kNanosPerMilli;
 // A piece that used less than kPieceFullShare of its time grows towards kPieceAimShare of it, at
 // most by kPieceMaxGrowth; one that took too long shrinks at most by kPieceMaxShrink. The first
 // guess is kPieceFirstShare of what a long prefill suggests, since short pieces cost more a row.

@@ -33,6 +33,7 @@ Agent::Agent(const AgentOptions& options, telemetry::Recorder& recorder, const C
       polls_(recorder.counter({.name = "withy_ring_polls_total", .help = "Drains of all rings."})),
       problems_(recorder.counter(
           {.name = "withy_ring_problems_total", .help = "Ring files found broken."})),
+      room_(options.state_dir, recorder),
       reader_(std::move(reader)),
       profile_(options.span_limit) {}
 
@@ -47,6 +48,7 @@ Agent::~Agent() {
 void Agent::Run(uint32_t poll_ms) {
   while (true) {
     Poll();
+    room_.Look(clock_.SteadyNanos());
     absl::MutexLock lock(&stop_mutex_);
     if (stop_mutex_.AwaitWithTimeout(absl::Condition(&stopping_), absl::Milliseconds(poll_ms))) {
       return;

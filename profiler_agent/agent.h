@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "profiler_agent/board_room.h"
 #include "profiler_agent/profile.h"
 #include "profiler_agent/recent.h"
 #include "telemetry/reader.h"
@@ -27,6 +28,7 @@ struct AgentOptions {
   std::string rings_directory;
   uint32_t poll_ms = 50;  // 1..1000
   size_t span_limit = Profile::kSpanLimit;
+  std::string state_dir = {};  // whose disk is looked at (board_room.h); empty: none
 };
 
 // Totals over all attached files.
@@ -131,6 +133,7 @@ class Agent {
   std::atomic<int64_t> last_poll_ns_;
   telemetry::Counter& polls_;
   telemetry::Counter& problems_;
+  BoardRoom room_;  // of the thread
 
   // Draining holds both locks, reading one.
   mutable absl::Mutex reader_mutex_;

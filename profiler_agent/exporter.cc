@@ -31,6 +31,14 @@ std::vector<prometheus::MetricFamily> Exporter::Collect() const {
                        .slo_objective = slo_objective_});
 }
 
+std::vector<prometheus::MetricFamily> Lean(std::vector<prometheus::MetricFamily> families) {
+  std::erase_if(families, [](const prometheus::MetricFamily& family) {
+    return family.name == "withy_phase_duration_seconds" ||
+           family.name == "withy_kernel_duration_seconds";
+  });
+  return families;
+}
+
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
     std::vector<Page> further, const http::ServerOptions& options) {
@@ -38,8 +46,11 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   WITHY_ASSIGN_OR_RETURN(UniqueFd socket, ListenTcp(address, "profiler.metrics_listen", kRemedy));
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
   server->address_ = BoundAddress(socket, address);
-  further.push_back({"/metrics", "text/plain; version=0.0.4; charset=utf-8",
-                     [collectable = std::move(collectable)] {
+  constexpr char kTextFormat[] = "text/plain; version=0.0.4; charset=utf-8";
+  further.push_back({"/metrics/lean", kTextFormat, [collectable] {
+                       return prometheus::TextSerializer().Serialize(Lean(collectable->Collect()));
+                     }});
+  further.push_back({"/metrics", kTextFormat, [collectable = std::move(collectable)] {
                        return prometheus::TextSerializer().Serialize(collectable->Collect());
                      }});
   WITHY_ASSIGN_OR_RETURN(server->pages_,

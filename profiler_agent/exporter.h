@@ -42,6 +42,8 @@ struct FamilyInput {
   double slo_objective = 0.99;  // share of the calls with an SLO that are to meet it
 };
 std::vector<prometheus::MetricFamily> MakeFamilies(const FamilyInput& input);
+// Without the histograms of single phases and kernels, which are most of the series.
+std::vector<prometheus::MetricFamily> Lean(std::vector<prometheus::MetricFamily> families);
 
 // What apps that set SLOs got, from the counters of the orchestrator.
 struct AppSlo {
@@ -76,8 +78,8 @@ class Exporter final : public prometheus::Collectable {
   const double slo_objective_;
 };
 
-// Serves GET /metrics, and further pages, over HTTP on its own thread until destruction;
-// PageOptions() has its limits.
+// Serves GET /metrics and /metrics/lean, and further pages, over HTTP on its own thread until
+// destruction; PageOptions() has its limits.
 class MetricsServer {
  public:
   // `listen` is HOST:PORT (port 0: any free one). Errors: INVALID_ARGUMENT (not HOST:PORT, or a

@@ -13,6 +13,7 @@
 #include "profiler_agent/live_json.h"
 #include "profiler_agent/service.h"
 #include "rpc/server.h"
+#include "telemetry/about.h"
 #include "telemetry/recorder.h"
 
 namespace withy::profiler_agent {
@@ -26,7 +27,11 @@ class Running final : public ProfilerProcess {
     auto recorder = telemetry::Recorder::Open(rings, "profiler_agent");
     if (!recorder.ok()) return recorder.status();
     recorder_ = *std::move(recorder);
-    WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({rings, config.profiler().poll_ms()}, *recorder_));
+    telemetry::RecordBuild(*recorder_);
+    WITHY_ASSIGN_OR_RETURN(agent_, Agent::Start({.rings_directory = rings,
+                                                 .poll_ms = config.profiler().poll_ms(),
+                                                 .state_dir = config.state_dir()},
+                                                *recorder_));
     const double objective = config.profiler().slo_objective_per_mille() / 1000.0;
     if (config.profiler().metrics_listen() != "off") {
       WITHY_ASSIGN_OR_RETURN(

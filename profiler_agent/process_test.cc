@@ -28,6 +28,7 @@ namespace {
 using telemetry::Recorder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Performs GET over its own socket.
 std::string Scrape(const std::string& address, const std::string& path = "/metrics") {
@@ -105,7 +106,13 @@ TEST_F(ProcessTest, SpansComeOutOfMetricsAndService) {
                               "phase=\"prefill\"} 1"),
                     HasSubstr("withy_ttft_seconds_sum{process=\"model_worker\"} 0.03"),
                     HasSubstr("withy_generated_tokens_total{process=\"model_worker\"} 12"),
-                    HasSubstr("withy_running_calls{process=\"model_worker\"} 3")));
+                    HasSubstr("withy_running_calls{process=\"model_worker\"} 3"),
+                    HasSubstr("withy_build_info{process=\"profiler_agent\",version=")));
+
+  const std::string lean = Scrape(process->metrics_address(), "/metrics/lean");
+  EXPECT_THAT(lean, AllOf(HasSubstr("withy_ttft_seconds_sum{process=\"model_worker\"} 0.03"),
+                          HasSubstr("withy_up{process=\"model_worker\"} 1"),
+                          Not(HasSubstr("withy_phase_duration_seconds"))));
 
   proto::GetSpansRequest request;
   request.set_call_id(5);

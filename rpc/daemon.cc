@@ -5,14 +5,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -21,16 +18,19 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "rpc/process_watch.h"
-#include "rpc/stand_in.h"
+#include "rpc/start_tries.h"
+#include "rpc/start_wait.h"
 #include "withy/v1/types.pb.h"
 
 namespace withy::rpc {
@@ -40,8 +40,8 @@ namespace {
 // one.
 constexpr int kFailed = 1;
 constexpr int kWrongConfiguration = 2;
-// Apps of other users in the socket's group may connect to the orchestrator.
-constexpr unsigned kAppSocketMode = 0660;
+// A process that has served for so long did not start in vain.
+constexpr absl::Duration kStarted = absl::Minutes(1);
 // Between the end of the last call and the end of the process.
 constexpr absl::Duration kLongestEnd = absl::Seconds(4);
 const int64_t kStartedNanos = Clock::Real().SteadyNanos();
@@ -171,65 +171,49 @@ absl::Status MakeDirectories(const v1::Config& config) {
                                  geteuid()));
 }
 
-// Whether a restart cannot help: the configuration is wrong, or names something missing or
-// unsupported.
+// Whether a restart cannot help: the configuration is wrong, or names something unsupported. What
+// is missing may come: a disk that is mounted later.
 bool IsWrongConfiguration(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
-         absl::IsUnimplemented(status);
+  return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
 }
 
-// Options of the process's future server, as far as clients can see them.
-ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
-  ServerOptions options;
-  options.name = name;
-  if (name == "orchestrator") {
-    options.listen = AppAddresses(config);
-    options.socket_mode = kAppSocketMode;
-  } else if (name == "model_worker") {
-    options.listen = {config.model().listen()};
-  } else if (name == "draft_worker") {
-    options.listen = {config.draft().listen()};
-  } else if (name == "context_store") {
-    options.listen = {config.store().listen()};
-  } else if (name == "profiler_agent") {
-    options.listen = {config.profiler().listen()};
+// Metrics have to say what is wrong with a board whose configuration has errors.
+bool ServesInSpiteOfErrors(std::string_view name) { return name == "profiler_agent"; }
+
+// systemd starts the process again.
+bool IsManaged() { return std::getenv("NOTIFY_SOCKET") != nullptr; }
+
+// Where starts in vain are counted.
+std::string TriesPath(std::string_view name, const v1::Config& config) {
+  const char* runtime = std::getenv("RUNTIME_DIRECTORY");
+  return absl::StrCat(runtime == nullptr ? config.run_dir() : runtime, "/", ToAbsl(name),
+                      ".starts");
+}
+
+// What a unit's sandbox hides, where that may be why a file cannot be opened.
+std::string SandboxHint(const absl::Status& status, const v1::Config& config) {
+  if (!IsManaged() || !(absl::IsPermissionDenied(status) || absl::IsNotFound(status))) return "";
+  for (const std::string& path :
+       {config.model().path(), config.draft().path(), config.state_dir(),
+        config.orchestrator().tlm_path(), config.store().master_key_path()}) {
+    for (const char* hidden : {"/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/"}) {
+      if (!path.starts_with(hidden) || !absl::StrContains(status.message(), path)) continue;
+      return absl::StrCat(": the unit hides ", hidden,
+                          " (ProtectHome, PrivateTmp); `withyctl "
+                          "config install FILE` lets ",
+                          path, " in, or put it elsewhere");
+    }
   }
-  return options;
-}
-
-// Free blocks and inodes of the directories where a process keeps files. If they change, another
-// try may succeed.
-std::array<uint64_t, 4> RoomOf(const v1::Config& config) {
-  std::array<uint64_t, 4> room{};
-  struct statvfs info {};
-  if (statvfs(config.state_dir().c_str(), &info) == 0)
-    room[0] = info.f_bavail, room[1] = info.f_favail;
-  if (statvfs(config.run_dir().c_str(), &info) == 0)
-    room[2] = info.f_bavail, room[3] = info.f_favail;
-  return room;
-}
-
-// Waits until there may be room: some was freed or used and at least `pause` has passed, or ten
-// seconds have. Clients get `reason` meanwhile.
-void WaitForRoom(std::string_view name, const v1::Config& config, const std::string& reason,
-                 std::chrono::milliseconds pause) {
-  constexpr auto kLook = std::chrono::milliseconds(200);
-  constexpr auto kLongest = std::chrono::seconds(10);
-  const auto stand_in = StandIn::Start(ServerOf(name, config), reason);
-  if (!stand_in.ok()) spdlog::warn("{}", stand_in.status().ToString());
-  const std::array<uint64_t, 4> before = RoomOf(config);
-  std::this_thread::sleep_for(pause);
-  for (auto passed = pause; passed < kLongest && RoomOf(config) == before; passed += kLook) {
-    std::this_thread::sleep_for(kLook);
-  }
+  return absl::IsPermissionDenied(status) ? ": the user withy must be able to read it" : "";
 }
 
 // Creates the process. If there is no room for it (full disk, no inodes, no memory), waits, reports
 // that, and tries again.
 absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1::Config& config,
                                                 const ProcessFactory& create) {
-  constexpr auto kLongestPause = std::chrono::milliseconds(8000);
-  auto pause = std::chrono::milliseconds(500);  // long, because a try may read a large model
+  constexpr absl::Duration kLongest = absl::Seconds(10);
+  constexpr absl::Duration kLongestPause = absl::Seconds(8);
+  absl::Duration pause = absl::Milliseconds(500);  // long, because a try may read a large model
   std::string told;
   while (true) {
     absl::Status status = MakeDirectories(config);
@@ -243,21 +227,35 @@ absl::StatusOr<std::unique_ptr<Process>> Create(std::string_view name, const v1:
                                             "; continues by itself when there is some");
     if (std::exchange(told, reason) != reason) spdlog::error("{}", reason);
     sd_notifyf(0, "STATUS=%s", reason.c_str());
-    WaitForRoom(name, config, reason, pause);
+    WaitForChange(name, config, reason, pause, kLongest, /*for_room=*/true);
     pause = std::min(pause * 2, kLongestPause);
   }
 }
 
+// Tells systemd's status when that has changed.
+void TellReadiness(const std::string& why, std::string* told) {
+  if (why == *told) return;
+  *told = why;
+  sd_notifyf(0, "STATUS=%s%s", why.empty() ? "ready" : "NOT_SERVING: ", why.c_str());
+}
+
 // Feeds the watchdog until a signal that ends the process, which it returns; 0: the process must be
 // created anew.
-int WaitForSignal(const sigset_t& signals, Process* process) {
+int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
   const timespec period =
       absl::ToTimespec(watched ? std::min(watchdog, absl::Seconds(1)) : absl::Seconds(1));
   bool progressed = true;
   HangWatch hang;
+  std::string not_ready;
+  const absl::Time served = absl::Now() + kStarted;
+  bool serves = tries == nullptr;
   while (true) {
+    if (!serves && absl::Now() >= served) {
+      tries->Served();
+      serves = true;
+    }
     const int signal = sigtimedwait(&signals, nullptr, &period);
     if (signal > 0 && EndsProcess(signal)) return signal;
     if (const absl::Status why = process->MustRestart(); !why.ok()) {
@@ -265,6 +263,7 @@ int WaitForSignal(const sigset_t& signals, Process* process) {
       sd_notifyf(0, "STATUS=starts anew: %s", std::string(why.message()).c_str());
       return 0;
     }
+    TellReadiness(process->WhyNotReady(), &not_ready);
     const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
     if (progresses && watched) FeedWatchdog();
     if (progresses != progressed) {
@@ -315,11 +314,49 @@ absl::StatusOr<std::unique_ptr<Process>> Start(const sigset_t& signals, std::str
   return process;
 }
 
-// Returns the exit code.
-int CannotStart(const absl::Status& status) {
-  spdlog::error("cannot start: {}", status.ToString());
-  sd_notifyf(0, "STATUS=cannot start: %s", std::string(status.message()).c_str());
-  return IsWrongConfiguration(status) ? kWrongConfiguration : kFailed;
+// Says so, waits as `pause` says while clients hear the reason, and lets signals end the process.
+void WaitToStart(const sigset_t& signals, std::string_view name, const v1::Config& config,
+                 const std::string& reason, absl::Duration pause) {
+  spdlog::error("{}", reason);
+  sd_notifyf(0, "STATUS=%s", reason.c_str());
+  const Watch watch(signals, absl::Seconds(1),
+                    [timeout = StartTimeoutExtender()]() mutable { timeout.Extend(); });
+  WaitForChange(name, config, reason, std::min(pause, absl::Seconds(2)), pause,
+                /*for_room=*/false);
+}
+
+std::string Again(const std::string& what, const StartTries& tries, absl::Duration pause) {
+  return absl::StrCat(what, " (", tries.in_vain() + 1, " times); starts again in ",
+                      absl::FormatDuration(absl::Trunc(pause, absl::Milliseconds(100))),
+                      ", or when that changes");
+}
+
+// Returns the exit code. `tries`: null where nobody starts the process again.
+int CannotStart(const sigset_t& signals, std::string_view name, const v1::Config& config,
+                const absl::Status& status, StartTries* tries) {
+  const std::string what =
+      absl::StrCat("cannot start: ", status.ToString(), SandboxHint(status, config));
+  if (tries == nullptr || IsWrongConfiguration(status)) {
+    spdlog::error("{}", what);
+    sd_notifyf(0, "STATUS=%s", what.c_str());
+    return IsWrongConfiguration(status) ? kWrongConfiguration : kFailed;
+  }
+  // It ends afterwards: the next process has the file system as it is then.
+  const absl::Duration pause = PauseAfterFailures(tries->in_vain());
+  tries->Served();  // unless it is stopped meanwhile
+  WaitToStart(signals, name, config, Again(what, *tries, pause), pause);
+  tries->Failed();
+  return kFailed;
+}
+
+// A process that was killed again and again soon after its start waits before the next.
+void WaitAfterCrashes(const sigset_t& signals, std::string_view name, const v1::Config& config,
+                      const StartTries& tries) {
+  const absl::Duration pause =
+      tries.crashed() ? PauseAfterCrashes(tries.in_vain()) : absl::ZeroDuration();
+  if (pause == absl::ZeroDuration()) return;
+  WaitToStart(signals, name, config, Again("ended within a minute of its start", tries, pause),
+              pause);
 }
 
 }  // namespace
@@ -330,21 +367,32 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   const std::optional<Flags> flags = ParseFlags(argc, argv, binary, &exit_code);
   if (!flags.has_value()) return exit_code;
   const sigset_t signals = BlockSignals();
-  const absl::StatusOr<proto::Config> config = LoadConfig(flags->config_path, flags->overrides);
-  if (!config.ok()) {
-    std::fprintf(stderr, "withy-%s: %s\n", binary.c_str(), config.status().ToString().c_str());
+  const absl::StatusOr<CheckedConfig> checked = CheckConfig(flags->config_path, flags->overrides);
+  const absl::Status wrong = checked.ok() ? JoinProblems(checked->problems) : checked.status();
+  if (!checked.ok() || !(wrong.ok() || ServesInSpiteOfErrors(name))) {
+    std::fprintf(stderr, "withy-%s: %s\n", binary.c_str(), wrong.ToString().c_str());
+    sd_notifyf(0, "STATUS=%s", wrong.ToString().c_str());
     return kWrongConfiguration;
   }
+  const proto::Config* const config = &checked->config;
   SetUpLog(binary, config->log_level());
+  if (!wrong.ok()) spdlog::error("what is wrong has its default: {}", wrong.ToString());
+  std::optional<StartTries> counted;
+  if (IsManaged()) counted.emplace(TriesPath(name, *config));
+  StartTries* const tries = counted.has_value() ? &*counted : nullptr;
+  if (tries != nullptr) WaitAfterCrashes(signals, name, *config, *tries);
   absl::StatusOr<std::unique_ptr<Process>> process = Start(signals, name, *config, create);
-  if (!process.ok()) return CannotStart(process.status());
-  int signal = WaitForSignal(signals, process->get());
+  if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
+  if (!wrong.ok())
+    sd_notifyf(0, "STATUS=ready, but not as configured: %s", wrong.ToString().c_str());
+  int signal = WaitForSignal(signals, process->get(), tries);
   while (signal == 0) {
     Stop(*std::move(process), absl::ZeroDuration(), kFailed);
     process = Start(signals, name, *config, create);
-    if (!process.ok()) return CannotStart(process.status());
-    signal = WaitForSignal(signals, process->get());
+    if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
+    signal = WaitForSignal(signals, process->get(), tries);
   }
+  if (tries != nullptr) tries->Served();
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");

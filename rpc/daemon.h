@@ -40,6 +40,9 @@ class Process {
   // Why it cannot go on and must be created anew, such as damaged weights; OK: it goes on. Asked
   // every second. Must not block.
   virtual absl::Status MustRestart() { return absl::OkStatus(); }
+  // Why no call could be answered now, for systemd's status; empty: it serves. Asked every second.
+  // Must not block.
+  virtual std::string WhyNotReady() { return ""; }
   // Addresses of its server, for the log.
   virtual std::vector<std::string> addresses() const = 0;
 };
@@ -53,9 +56,11 @@ using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(co
 // is called again, and clients get the reason (stand_in.h). It is also called again once the
 // process's MustRestart says so, after a drain without grace. After `create` has returned a
 // process, tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or after a
-// signal during start; 2 for errors that a restart would not fix: wrong flags, a wrong or
-// unreadable configuration, or a start that fails with INVALID_ARGUMENT, NOT_FOUND or
-// UNIMPLEMENTED; 1 for any other failure. The reason is printed on stderr.
+// signal during start; 2 for errors that a restart would not fix: wrong flags, a wrong
+// configuration, or a start that fails with INVALID_ARGUMENT or UNIMPLEMENTED; 1 for any other
+// failure. The reason is printed on stderr. Under systemd, which starts it again, it ends with 1
+// only after a pause that grows with each start in vain, and ends early where the cause may have
+// passed; clients and systemd's status have the reason meanwhile.
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create);
 
 // Fills process, pid, version, uptime_s and resident_bytes.

@@ -19,10 +19,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/config.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "rpc/process_watch.h"
+#include "rpc/start_tries.h"
+#include "rpc/start_wait.h"
 
 namespace withy::rpc {
 namespace {
@@ -86,12 +89,100 @@ TEST_F(DaemonTest, AWrongConfigurationEndsWithACodeOfItsOwn) {
   EXPECT_EXIT(Run({"model.threads=5000"}, Succeed), ExitedWithCode(2), "model.threads is 5000");
   EXPECT_EXIT(Run({"model.thread=5"}, Succeed), ExitedWithCode(2), "no field 'thread'");
   EXPECT_EXIT(RunFailing(absl::InvalidArgumentError("window")), ExitedWithCode(2), "window");
-  EXPECT_EXIT(RunFailing(absl::NotFoundError("model")), ExitedWithCode(2), "model");
+  EXPECT_EXIT(RunFailing(absl::UnimplementedError("model")), ExitedWithCode(2), "model");
+}
+
+// Whoever watches the board needs its metrics then.
+TEST_F(DaemonTest, TheProfilerAgentServesInSpiteOfAWrongConfiguration) {
+  const std::string file = dir_ + "/withy.textproto";
+  std::ofstream(file) << "model { thread: 5 }\nstate_dir: \"" << dir_ << "/state\" run_dir: \""
+                      << dir_ << "/run\" store { arena_bytes: 5 }\n";
+  const auto run = [&](std::string_view name) {
+    std::vector<std::string> words = {"withy-test", "--config", file};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    std::exit(RunDaemon(static_cast<int>(argv.size()), argv.data(), name, Succeed));
+  };
+  const char* both = "\"thread\".*store.arena_bytes is 5";
+  EXPECT_EXIT(run("profiler_agent"), ExitedWithCode(0), both);
+  EXPECT_EXIT(run("context_store"), ExitedWithCode(2), both);
 }
 
 TEST_F(DaemonTest, AnyOtherFailureEndsWithOne) {
   EXPECT_EXIT(RunFailing(absl::AlreadyExistsError("taken")), ExitedWithCode(1), "taken");
   EXPECT_EXIT(RunFailing(absl::UnavailableError("gone")), ExitedWithCode(1), "gone");
+  EXPECT_EXIT(RunFailing(absl::NotFoundError("model")), ExitedWithCode(1), "model");
+}
+
+// Under systemd a process waits before it ends: each time longer, but not past what it waits for.
+TEST_F(DaemonTest, AManagedProcessThatCannotStartWaitsAndEndsWithOne) {
+  const auto run = [this](const absl::Status& status) {
+    setenv("NOTIFY_SOCKET", "/nonexistent/notify", 1);
+    setenv("RUNTIME_DIRECTORY", dir_.c_str(), 1);
+    RunFailing(status);
+  };
+  EXPECT_EXIT(run(absl::NotFoundError("the disk")), ExitedWithCode(1),
+              "cannot start: NOT_FOUND: the disk .1 times.; starts again in 500ms");
+  EXPECT_EXIT(run(absl::NotFoundError("the disk")), ExitedWithCode(1),
+              "the disk .2 times.; starts again in 1s");
+  EXPECT_EXIT(run(absl::InvalidArgumentError("window")), ExitedWithCode(2), "window");
+  EXPECT_TRUE(fs::exists(dir_ + "/test_process.starts"));
+}
+
+TEST_F(DaemonTest, WhatAUnitHidesIsSaidWhereItMayBeTheCause) {
+  const auto run = [this](const absl::Status& status, const std::string& model) {
+    setenv("NOTIFY_SOCKET", "/nonexistent/notify", 1);
+    Run({"model.path=" + model}, [&](const v1::Config&) { return status; });
+  };
+  EXPECT_EXIT(run(absl::PermissionDeniedError("open /home/m/a.gguf"), "/home/m/a.gguf"),
+              ExitedWithCode(1),
+              "the unit hides /home/ .ProtectHome.*config install FILE. lets /home/m/a.gguf in");
+  EXPECT_EXIT(run(absl::PermissionDeniedError("open"), "/data/a.gguf"), ExitedWithCode(1),
+              "the user withy must be able to read it");
+}
+
+TEST_F(DaemonTest, PausesGrowToAMinuteAndCrashesHaveNoneAtFirst) {
+  EXPECT_EQ(PauseAfterFailures(0), absl::Milliseconds(500));
+  EXPECT_EQ(PauseAfterFailures(3), absl::Seconds(4));
+  EXPECT_EQ(PauseAfterFailures(100), absl::Minutes(1));
+  EXPECT_EQ(PauseAfterCrashes(4), absl::ZeroDuration());
+  EXPECT_EQ(PauseAfterCrashes(6), absl::Seconds(1));
+}
+
+TEST_F(DaemonTest, StartsInVainAreCountedUntilOneServes) {
+  const std::string path = dir_ + "/starts";
+  EXPECT_EQ(StartTries(path).in_vain(), 0u);
+  StartTries second(path);
+  EXPECT_EQ(second.in_vain(), 1u);
+  EXPECT_TRUE(second.crashed()) << "nobody said that the first failed";
+  second.Failed();
+  StartTries third(path);
+  EXPECT_EQ(third.in_vain(), 2u);
+  EXPECT_FALSE(third.crashed());
+  third.Served();
+  EXPECT_EQ(StartTries(path).in_vain(), 0u);
+  EXPECT_EQ(StartTries("/nonexistent/starts").in_vain(), 0u);
+}
+
+// The model is there: the wait ends long before its time.
+TEST_F(DaemonTest, AWaitEndsWhenWhatItWaitsForIsThere) {
+  v1::Config config;
+  config.set_state_dir(dir_);
+  config.set_run_dir(dir_);
+  config.mutable_model()->set_path(dir_ + "/model.gguf");
+  config.mutable_model()->set_listen("unix:" + dir_ + "/worker.sock");
+  const auto wait = [&] {
+    std::thread comes([&] {
+      while (!fs::exists(dir_ + "/worker.sock")) std::this_thread::yield();
+      std::ofstream(dir_ + "/model.gguf") << "here";
+    });
+    const absl::Time began = absl::Now();
+    WaitForChange("model_worker", config, "the model is missing", absl::ZeroDuration(),
+                  absl::Minutes(10), /*for_room=*/false);
+    comes.join();
+    std::exit(absl::Now() - began < absl::Minutes(5) ? 0 : 1);
+  };
+  EXPECT_EXIT(wait(), ExitedWithCode(0), "");
 }
 
 TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {
@@ -144,7 +235,7 @@ TEST_F(DaemonTest, AProcessThatMustRestartIsCreatedAnew) {
     return absl::NotFoundError("the GGUF is gone");
   };
   created = 0;
-  EXPECT_EXIT(Run({}, fail), ExitedWithCode(2), "cannot start: NOT_FOUND: the GGUF is gone");
+  EXPECT_EXIT(Run({}, fail), ExitedWithCode(1), "cannot start: NOT_FOUND: the GGUF is gone");
 }
 
 TEST_F(DaemonTest, ASignalEndsAStartAtOnce) {

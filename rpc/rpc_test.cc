@@ -16,8 +16,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
+#include "rpc/error_reason.h"
 #include "rpc/server.h"
 #include "rpc/stand_in.h"
 #include "rpc/status.h"
@@ -133,20 +135,22 @@ TEST_F(RpcTest, HealthIsToldByServiceName) {
 TEST_F(RpcTest, AStandInTellsEveryCallerWhy) {
   const auto stand_in = StandIn::Start({.name = "test", .listen = {address_}}, "waits for room");
   ASSERT_TRUE(stand_in.ok()) << stand_in.status();
+  const absl::Status refusal = WithReason(
+      WithRetryAfter(absl::UnavailableError("waits for room"), 2000), "PROCESS_CANNOT_START");
   const auto channel = Connect(address_);
   auto stub = v1::ModelWorker::NewStub(channel);
   grpc::ClientContext unary;
   SetTimeout(&unary, absl::Seconds(30));
   v1::TokenizeResponse tokens;
   const grpc::Status told = stub->Tokenize(&unary, v1::TokenizeRequest(), &tokens);
-  EXPECT_EQ(FromGrpc(told), absl::UnavailableError("waits for room"));
+  EXPECT_EQ(FromGrpc(told), refusal);
   EXPECT_EQ(unary.GetServerTrailingMetadata().count(kRetryAfterKey), 1u);
   grpc::ClientContext streamed;
   SetTimeout(&streamed, absl::Seconds(30));
   auto reader = stub->Run(&streamed, v1::RunRequest());
   v1::RunResponse response;
   EXPECT_FALSE(reader->Read(&response));
-  EXPECT_EQ(FromGrpc(reader->Finish()), absl::UnavailableError("waits for room"));
+  EXPECT_EQ(FromGrpc(reader->Finish()), refusal);
   EXPECT_EQ(HealthOf(""), 2) << "NOT_SERVING";
 }
 
@@ -398,7 +402,7 @@ TEST_F(RpcTest, ASocketsDirectoryIsNotMade) {
   StreamingService service(1);
   const absl::Status status =
       Server::Start({.name = "a", .listen = {"unix:" + dir_ + "/no/s.sock"}}, {&service}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(dir_ + "/no"));
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/no"));
 }
@@ -408,6 +412,28 @@ TEST(Status, SurvivesTheWireBothWays) {
   EXPECT_EQ(FromGrpc(ToGrpc(status)), status);
   EXPECT_EQ(RetryAfterMs(WithRetryAfter(status, 250)), 250);
   EXPECT_EQ(RetryAfterMs(status), std::nullopt);
+}
+
+TEST(Status, CauseAndRetryTimeAreForPrograms) {
+  const absl::Status plain = absl::UnavailableError("model_worker is away");
+  EXPECT_EQ(ReasonOf(FromGrpc(ToGrpc(plain))), "PROCESS_AWAY");
+  const absl::Status named =
+      WithReason(WithRetryAfter(absl::ResourceExhaustedError("full"), 2250), "QUEUE_FULL");
+  const absl::Status received = FromGrpc(ToGrpc(named));
+  EXPECT_EQ(ReasonOf(received), "QUEUE_FULL");
+  EXPECT_EQ(RetryAfterMs(received), 2250);
+  EXPECT_EQ(received.code(), absl::StatusCode::kResourceExhausted);
+  // As any gRPC library reads it.
+  google::rpc::Status sent;
+  ASSERT_TRUE(sent.ParseFromString(ToGrpc(named).error_details()));
+  EXPECT_EQ(sent.code(), 8);
+  EXPECT_EQ(sent.message(), "full");
+  ASSERT_EQ(sent.details_size(), 2);
+  EXPECT_EQ(sent.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
+  google::rpc::RetryInfo retry;
+  ASSERT_TRUE(sent.details(1).UnpackTo(&retry));
+  EXPECT_EQ(retry.retry_delay().seconds(), 2);
+  EXPECT_EQ(retry.retry_delay().nanos(), 250'000'000);
 }
 
 }  // namespace

@@ -6,19 +6,18 @@
 #include <utility>
 
 #include "base/status.h"
+#include "rpc/error_reason.h"
 #include "rpc/status.h"
 
 namespace withy::rpc {
 namespace {
 
-constexpr char kRetryAfterMs[] = "2000";
+constexpr int64_t kRetryMs = 2000;
 
 // Owns itself until gRPC is done with it.
 class Refusal final : public grpc::ServerGenericBidiReactor {
  public:
-  explicit Refusal(const std::string& reason) {
-    Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
-  }
+  explicit Refusal(const absl::Status& status) { Finish(ToGrpc(status)); }
   void OnDone() override { delete this; }
 };
 
@@ -29,9 +28,11 @@ class StandIn::Service final : public grpc::CallbackGenericService {
   explicit Service(std::string reason) : reason_(std::move(reason)) {}
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
-    context->AddTrailingMetadata(kRetryAfterKey, kRetryAfterMs);
+    const absl::Status status = WithReason(
+        WithRetryAfter(absl::UnavailableError(reason_), kRetryMs), "PROCESS_CANNOT_START");
+    AddRetryHint(status, context);
     context->AddTrailingMetadata(kStandInKey, "1");
-    return new Refusal(reason_);
+    return new Refusal(status);
   }
 
  private:

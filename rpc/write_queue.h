@@ -119,9 +119,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
     if (closed_) return;
     closed_ = true;
     status_ = ToGrpc(status);
-    if (const auto retry_ms = RetryAfterMs(status); retry_ms.has_value() && context_ != nullptr) {
-      context_->AddTrailingMetadata(kRetryAfterKey, std::to_string(*retry_ms));
-    }
+    if (context_ != nullptr) AddRetryHint(status, context_);
     if (pending_.empty()) this->Finish(status_);
   }
 

@@ -31,9 +31,9 @@ serving::ChunkName FromWire(const v1::ChunkIdentity& wire) {
 serving::ResidentChunk::State FromWire(v1::ChunkState wire) {
   switch (wire) {
     case v1::CHUNK_STATE_LOADING:
-      return serving::ResidentChunk::State::kLoading;
+      return serving::ResidentChunk::State::kReading;
     case v1::CHUNK_STATE_RECOMPUTE:
-      return serving::ResidentChunk::State::kRecompute;
+      return serving::ResidentChunk::State::kToCompute;
     default:
       return serving::ResidentChunk::State::kResident;
   }
@@ -56,6 +56,29 @@ serving::OpenedLease FromWire(const v1::LeaseOpened& wire) {
   for (const v1::ChunkSlot& chunk : wire.claimed()) opened.claimed.push_back(FromWire(chunk));
   opened.left_out = static_cast<int32_t>(wire.left_out_segments());
   return opened;
+}
+
+serving::LoadEvent LoadFromWire(const v1::LeaseEvent& wire) {
+  using Kind = policy::KvLoadEvent::Kind;
+  serving::LoadEvent event;
+  if (wire.has_layer_ready()) {
+    event.what = {.kind = Kind::kLayers,
+                  .change = wire.layer_ready().change(),
+                  .layers = wire.layer_ready().layer() + 1};
+  } else if (wire.has_load_failed()) {
+    event.what = {.kind = Kind::kFailed,
+                  .change = wire.load_failed().change(),
+                  .chunks = {wire.load_failed().chunk()}};
+  } else {
+    event.what = {.kind = Kind::kYielded,
+                  .change = wire.yielded().change(),
+                  .arrived_blocks = wire.yielded().arrived_blocks()};
+    for (const v1::ChunkSlot& chunk : wire.yielded().chunks()) {
+      event.what.chunks.push_back(chunk.chunk());
+      event.slots.push_back(FromWire(chunk));
+    }
+  }
+  return event;
 }
 
 // What a caller is told when the stream ended without commit: errors of the store as they are, a
@@ -112,10 +135,10 @@ class LeaseStream::Handle final : public serving::Lease {
     request.mutable_fault()->set_reason(std::move(reason));
     stream_->Send(std::move(request), /*last=*/false);
   }
-  void Recompute(int32_t computed_before, int32_t most) override {
+  void Yield(int32_t computed_before, int32_t most) override {
     v1::LeaseRequest request;
-    request.mutable_recompute()->set_computed_before(static_cast<uint32_t>(computed_before));
-    request.mutable_recompute()->set_chunks(static_cast<uint32_t>(most));
+    request.mutable_yield()->set_computed_before(static_cast<uint32_t>(computed_before));
+    request.mutable_yield()->set_chunks(static_cast<uint32_t>(most));
     stream_->Send(std::move(request), /*last=*/false);
   }
   void Commit(serving::LeaseCommit commit) override {
@@ -227,10 +250,6 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
     case v1::LeaseEvent::kOpened: {
       serving::OpenedLease opened = FromWire(event.opened());
       opened.arena = context_.arena;
-      const bool loading = std::any_of(
-          opened.resident.begin(), opened.resident.end(),
-          [](const auto& chunk) { return chunk.state == serving::ResidentChunk::State::kLoading; });
-      if (loading) opened.arrival = arrival_ = std::make_shared<serving::KvArrival>();
       events_->OnOpened(std::move(lease), std::move(opened));
       break;
     }
@@ -251,24 +270,9 @@ void LeaseStream::Dispatch(const v1::LeaseEvent& event) {
       break;
     }
     case v1::LeaseEvent::kLayerReady:
-      if (arrival_ == nullptr) break;
-      arrival_->SetReady(static_cast<int32_t>(event.layer_ready().layer()) + 1);
-      events_->OnArrival();
-      break;
-    case v1::LeaseEvent::kLoadRevised: {
-      std::vector<serving::ChunkSlot> recompute;
-      for (const v1::ChunkSlot& chunk : event.load_revised().recompute()) {
-        recompute.push_back(FromWire(chunk));
-      }
-      // Before the layers that follow are seen.
-      if (arrival_ != nullptr && !recompute.empty()) arrival_->AddRevision();
-      events_->OnRevised(std::move(recompute), event.load_revised().arrived_blocks());
-      break;
-    }
     case v1::LeaseEvent::kLoadFailed:
-      if (arrival_ == nullptr) break;
-      arrival_->SetFailed(static_cast<int32_t>(event.load_failed().chunk()));
-      events_->OnArrival();
+    case v1::LeaseEvent::kYielded:
+      events_->OnLoad(LoadFromWire(event));
       break;
     case v1::LeaseEvent::kCommitted:
       events_->OnCommitted();

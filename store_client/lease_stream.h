@@ -59,7 +59,6 @@ class LeaseStream final : public grpc::ClientBidiReactor<v1::LeaseRequest, v1::L
   const std::shared_ptr<serving::LeaseEvents>
       events_;  // shared with the core, which may drop the lease first
   const Context context_;
-  std::shared_ptr<serving::KvArrival> arrival_;  // of OnReadDone alone
 
   absl::Mutex mutex_;
   std::deque<v1::LeaseRequest> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front one is being written

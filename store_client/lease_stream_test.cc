@@ -68,9 +68,8 @@ class ListeningStore final : public v1::ContextStore::Service {
 class QuietEvents final : public serving::LeaseEvents {
  public:
   void OnOpened(std::shared_ptr<serving::Lease>, serving::OpenedLease) override {}
-  void OnArrival() override {}
+  void OnLoad(serving::LoadEvent) override {}
   void OnShared(std::vector<serving::ResidentChunk>) override {}
-  void OnRevised(std::vector<serving::ChunkSlot>, uint64_t) override {}
   void OnClaimed(std::vector<serving::ChunkSlot>, std::string) override {}
   void OnCommitted() override {}
   void OnBroken(absl::Status) override {}

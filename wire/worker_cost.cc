@@ -53,6 +53,7 @@ absl::Status ReadRecord(const Model& model, const std::string& path, const Board
   WITHY_ASSIGN_OR_RETURN(const v1::Calibration record, UsableCalibration(path, here));
   WITHY_ASSIGN_OR_RETURN(cost->levels, TimesOf(record, model.info(), path));
   cost->kv_errors = KvErrorsOf(record);
+  cost->measured_unix_s = record.measured_unix_s();
   return absl::OkStatus();
 }
 

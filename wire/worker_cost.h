@@ -3,6 +3,7 @@
 // (the measurement), wire.h (CostModel). Logs nothing: the worker does.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct WorkerCost {
   StepCost step;                         // of the full model
   std::vector<LevelTimes> levels;        // of every level, ascending; empty: not calibrated
   std::vector<KvFormatError> kv_errors;  // empty: not calibrated
+  int64_t measured_unix_s = 0;           // when it was calibrated; 0: it is not
   // Why an existing calibration was not used. OK: it was used; NOT_FOUND: there is none.
   absl::Status calibration;
 

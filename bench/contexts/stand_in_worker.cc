@@ -98,7 +98,7 @@ class StandInWorker::Lease {
   absl::StatusOr<v1::LeaseEvent> ReceiveAnswer() {
     while (true) {
       WITHY_ASSIGN_OR_RETURN(v1::LeaseEvent event, Receive());
-      if (!event.has_load_revised() && !event.has_layer_ready()) return event;
+      if (!event.has_yielded() && !event.has_layer_ready()) return event;
     }
   }
   absl::Status End() {
@@ -137,8 +137,8 @@ class StandInWorker::Progress {
     if (event.has_claimed()) claimed_ = event;
     if (event.has_layer_ready()) ready_ = event.layer_ready().layer() + 1;
     if (event.has_load_failed()) failed_ = std::min(failed_, event.load_failed().chunk());
-    if (event.has_load_revised()) {
-      const auto& left = event.load_revised().recompute();
+    if (event.has_yielded()) {
+      const auto& left = event.yielded().chunks();
       asked_ = false;
       ask_at_ns_ = Clock::Real().SteadyNanos() + (left.empty() ? kAskAgainNs : 0);
       todo_.insert(todo_.end(), left.begin(), left.end());
@@ -446,8 +446,8 @@ absl::StatusOr<StandInWorker::Arrival> StandInWorker::AwaitArrival(
   while (!progress.over()) {
     if (const uint32_t chunks = progress.ToAskFor(); chunks > 0) {
       v1::LeaseRequest more;
-      more.mutable_recompute()->set_computed_before(computed_before);
-      more.mutable_recompute()->set_chunks(chunks);
+      more.mutable_yield()->set_computed_before(computed_before);
+      more.mutable_yield()->set_chunks(chunks);
       (void)lease->Write(more);
     }
     if (progress.BeginLayer()) work_.Run(piece.layer_ms);

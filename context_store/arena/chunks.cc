@@ -108,8 +108,8 @@ void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool) {
   }
 }
 
-void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
-              SlotPool* pool) {
+void MoveToLease(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
+                 SlotPool* pool) {
   while (context->chunks.size() > first) {
     ContextChunk& chunk = context->chunks.back();
     const auto number = static_cast<uint32_t>(context->chunks.size() - 1);

@@ -14,6 +14,7 @@
 #include "context_store/arena/slot_pool.h"
 #include "engine/kv/block.h"
 #include "engine/kv/slot.h"
+#include "policy/kv/kv_load.h"
 
 namespace withy::context_store {
 
@@ -58,10 +59,10 @@ struct ChunkSlot {
   KvSlot slot;
 };
 
-// A chunk that a lease's context has. kLoading: is being read into its slot. kRecompute: the lease
-// has to compute it, into this slot, which it has claimed.
+// A chunk that a lease's context has. kReading: into its slot. kToCompute: by the lease, into this
+// slot, which it has claimed. Never kLost.
 struct ResidentChunk {
-  enum class State : uint8_t { kResident, kLoading, kRecompute };
+  using State = policy::KvLoad::Chunk;
   ChunkSlot where;
   ChunkIdentity identity;
   State state = State::kResident;
@@ -131,8 +132,8 @@ void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool);
 bool Writable(const ContextChunk& chunk, const SlotPool& pool);
 // Moves the context's chunks from `first` on to the lease `owner`, which will write them. A chunk
 // whose slot is not writable is dropped instead.
-void TakeOver(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
-              SlotPool* pool);
+void MoveToLease(uint32_t first, uint64_t owner, ContextChunks* context, ClaimedChunks* claimed,
+                 SlotPool* pool);
 // Makes `commit` the context's chunks: replaces or adds those that are claimed, drops those beyond
 // the commit. A chunk that is what it was keeps its copy on disk. Other claims stay with the lease.
 void KeepCommitted(std::vector<ChunkIdentity> commit, ContextChunks* context,

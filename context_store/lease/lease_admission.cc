@@ -137,7 +137,7 @@ std::optional<std::vector<ChunkSlot>> LeaseAdmission::TryClaim(LeaseId id, const
   if (!claimed && context != nullptr && range.first < context->kv.chunks.size()) {
     // What the claim replaces may be in the way: slots of fewer bits, in an arena that one context
     // nearly fills.
-    TakeOver(range.first, id, &context->kv, &lease.claimed, &state_.kv.pool);
+    MoveToLease(range.first, id, &context->kv, &lease.claimed, &state_.kv.pool);
     state_.kv.Collect(context);
     claimed = claim();
   }
@@ -147,7 +147,7 @@ std::optional<std::vector<ChunkSlot>> LeaseAdmission::TryClaim(LeaseId id, const
   }
   if (!claimed) return std::nullopt;
   if (context != nullptr) {
-    TakeOver(range.first, id, &context->kv, &lease.claimed, &state_.kv.pool);
+    MoveToLease(range.first, id, &context->kv, &lease.claimed, &state_.kv.pool);
     state_.kv.Collect(context);
   }
   std::vector<ChunkSlot> chunks;

@@ -45,7 +45,11 @@ absl::StatusOr<OpenLease> LeaseBook::Get(LeaseId lease) const {
 }
 
 void LeaseBook::Forget(LeaseId lease) {
-  leases_.erase(lease);
+  if (const OpenLease* open = Find(lease); open != nullptr) {
+    const std::shared_ptr<ContextLoad> load = open->load;
+    leases_.erase(lease);
+    if (load != nullptr) load->EndWithLease();
+  }
   arena_.locks().Drop(lease);
 }
 

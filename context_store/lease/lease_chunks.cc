@@ -28,10 +28,10 @@ ResidentChunks LeaseChunks::Resident(LeaseId id) const {
     const auto claimed = lease.claimed.find(i);
     if (chunk.slot.has_value()) {
       resident.push_back(
-          {{i, *chunk.slot}, chunk.identity, chunk.loading ? State::kLoading : State::kResident});
+          {{i, *chunk.slot}, chunk.identity, chunk.loading ? State::kReading : State::kResident});
     } else if (claimed != lease.claimed.end()) {
       resident.push_back(
-          {{i, {claimed->second, KvFormat::kQ8}}, chunk.identity, State::kRecompute});
+          {{i, {claimed->second, KvFormat::kQ8}}, chunk.identity, State::kToCompute});
     } else {
       break;
     }
@@ -213,7 +213,7 @@ absl::Status LeaseChunks::Fault(LeaseId id, uint32_t chunk) {
   if (wrong.shared) DropEverywhere(context, chunk, wrong.slot->units);
   // The slots go to the worker, not to the free list: chunks that it claimed after these must stay
   // contiguous.
-  TakeOver(chunk, id, &context->kv, &lease->claimed, &state_.kv.pool);
+  MoveToLease(chunk, id, &context->kv, &lease->claimed, &state_.kv.pool);
   state_.kv.Collect(context);
   return absl::OkStatus();
 }

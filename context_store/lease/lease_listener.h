@@ -9,8 +9,16 @@
 #include "absl/status/status.h"
 #include "context_store/arena/chunks.h"
 #include "context_store/records/context_records.h"
+#include "policy/kv/kv_load.h"
 
 namespace withy::context_store {
+
+// What the worker is told of a load. `slots`: of the chunks that are yielded, claimed for its
+// lease.
+struct LoadEvent {
+  policy::KvLoadEvent what;
+  std::vector<ChunkSlot> slots = {};
+};
 
 // Receives notices about a lease on other threads, never under a lock of the store, and none after
 // OnEnded. Neither call may block.
@@ -19,15 +27,8 @@ class LeaseListener {
   virtual ~LeaseListener() = default;
   // The lease had to wait and now holds its context: call LeaseDesk::Load.
   virtual void OnGranted() = 0;
-  // While Load runs and after it: layers 0 to `layer` of every chunk being read are in the arena,
-  // failed chunks excepted. Layers come in order; one call may cover several.
-  virtual void OnLayer(uint32_t layer) = 0;
-  // Answers Yield, before the first OnLayer: these chunks were being read and are yielded to the
-  // worker, in these slots, which its lease has claimed. Empty: reading is faster than recomputing.
-  // `arrived_blocks`: number of blocks read so far.
-  virtual void OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) = 0;
-  // This chunk cannot be read; later ones may be there, or fail, too.
-  virtual void OnLoadFailed(uint32_t chunk) = 0;
+  // How far the chunks being read are, while Load runs and after it; also answers Yield.
+  virtual void OnLoad(LoadEvent event) = 0;
   // Answers a claim that waited for room: its slots; or none, and why not.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;
   // The store ended the lease (its epoch is over, or its worker is dead).

@@ -37,7 +37,7 @@ TEST_F(LeaseLoadTest, WhatIsOnDiskComesBackIntoTheArena) {
   EXPECT_EQ(loads[1].stored, 102u);
   ASSERT_EQ(table_.chunks().Resident(lease).size(), 4u);
   EXPECT_EQ(table_.chunks().Resident(lease)[0].state, State::kResident);
-  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kLoading);
+  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kReading);
   EXPECT_EQ(table_.chunks().Resident(lease)[3].state, State::kResident);
   table_.chunks().FinishLoad("c", loads, {true, true});
   EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kResident);
@@ -88,7 +88,7 @@ TEST_F(LeaseLoadTest, AHoleIsComputedAgain) {
   const auto resident = table_.chunks().Resident(lease);
   ASSERT_EQ(resident.size(), 3u);
   EXPECT_EQ(resident[0].state, State::kResident);
-  EXPECT_EQ(resident[1].state, State::kRecompute);
+  EXPECT_EQ(resident[1].state, State::kToCompute);
   EXPECT_EQ(resident[2].state, State::kResident);
   ASSERT_TRUE(Claim(lease, 3, 1).ok()) << "no gap is left";
   std::vector<ChunkIdentity> chunks;
@@ -126,8 +126,8 @@ TEST_F(LeaseLoadTest, ThePlanSaysWhichChunksAreRead) {
   const auto loads = table_.chunks().BeginLoad(lease, rules, &evicted_);
   ASSERT_EQ(loads.size(), 4u) << "2 recomputed and 4 read take equally long";
   EXPECT_EQ(loads.front().chunk, 2u);
-  EXPECT_EQ(table_.chunks().Resident(lease)[1].state, ResidentChunk::State::kRecompute);
-  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, ResidentChunk::State::kLoading);
+  EXPECT_EQ(table_.chunks().Resident(lease)[1].state, ResidentChunk::State::kToCompute);
+  EXPECT_EQ(table_.chunks().Resident(lease)[2].state, ResidentChunk::State::kReading);
   // The worker ends early: everything is on disk as before.
   table_.Abort(lease);
   table_.chunks().FinishLoad("c", loads, std::vector<bool>(4, false));
@@ -161,8 +161,8 @@ TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
   using State = ResidentChunk::State;
   const auto resident = table_.chunks().Resident(lease);
   ASSERT_EQ(resident.size(), 5u);
-  EXPECT_EQ(resident[2].state, State::kRecompute);
-  EXPECT_EQ(resident[3].state, State::kLoading);
+  EXPECT_EQ(resident[2].state, State::kToCompute);
+  EXPECT_EQ(resident[3].state, State::kReading);
   table_.chunks().FinishLoad("c", {loads.begin() + 3, loads.end()}, {true, true});
   std::vector<ChunkIdentity> commit;
   for (const auto& chunk : resident) commit.push_back(chunk.identity);

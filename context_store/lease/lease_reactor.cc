@@ -25,13 +25,6 @@ LeaseId LeaseReactor::lease() const {
   return lease_;
 }
 
-bool LeaseReactor::Enter(Stage stage) {
-  absl::MutexLock lock(&mutex_);
-  if (stage_ == Stage::kOver) return false;
-  stage_ = stage;
-  return true;
-}
-
 void LeaseReactor::OnReadDone(bool ok) {
   if (!ok) {
     // The client may close its side after a commit. Before one, the stream is broken.
@@ -70,8 +63,8 @@ absl::Status LeaseReactor::Handle() {
       return HandleShare(request_.share());
     case v1::LeaseRequest::kFault:
       return desk_.Fault(lease(), request_.fault().chunk(), request_.fault().reason());
-    case v1::LeaseRequest::kRecompute:
-      desk_.Yield(lease(), request_.recompute().computed_before(), request_.recompute().chunks());
+    case v1::LeaseRequest::kYield:
+      desk_.Yield(lease(), request_.yield().computed_before(), request_.yield().chunks());
       return absl::OkStatus();
     case v1::LeaseRequest::kCommit:
       return HandleCommit();
@@ -142,27 +135,9 @@ void LeaseReactor::SendOpened(v1::LeaseEvent event) {
   for (v1::LeaseEvent& arrival : std::exchange(early_, {})) Queue(std::move(arrival));
 }
 
-void LeaseReactor::OnLayer(uint32_t layer) {
-  v1::LeaseEvent event;
-  event.mutable_layer_ready()->set_layer(layer);
-  SendArrival(std::move(event));
-}
-
-void LeaseReactor::OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) {
-  v1::LeaseEvent event;
-  v1::LoadRevised* message = event.mutable_load_revised();
-  for (const ChunkSlot& chunk : chunks) *message->add_recompute() = ToProto(chunk);
-  message->set_arrived_blocks(arrived_blocks);
-  SendArrival(std::move(event));
-}
-
-void LeaseReactor::OnLoadFailed(uint32_t chunk) {
-  v1::LeaseEvent event;
-  event.mutable_load_failed()->set_chunk(chunk);
-  SendArrival(std::move(event));
-}
-
-void LeaseReactor::SendArrival(v1::LeaseEvent event) {
+// May come before the lease is told open.
+void LeaseReactor::OnLoad(LoadEvent of_load) {
+  v1::LeaseEvent event = ToProto(of_load);
   absl::MutexLock lock(&mutex_);
   if (ended_) return;
   if (stage_ == Stage::kOpening) {
@@ -235,7 +210,11 @@ absl::Status LeaseReactor::HandleShare(const v1::LeaseShare& share) {
 absl::Status LeaseReactor::HandleCommit() {
   WITHY_ASSIGN_OR_RETURN(LeaseOutcome outcome, FromProto(request_.commit()));
   request_.Clear();
-  if (!Enter(Stage::kCommitting)) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stage_ == Stage::kOver) return absl::OkStatus();
+    stage_ = Stage::kCommitting;
+  }
   const auto shared = std::make_shared<LeaseOutcome>(std::move(outcome));
   if (!pool_.TryRun([self = shared_from_this(), shared] { self->Commit(std::move(*shared)); })) {
     // The stream may have ended already and left the lease to this task, which now cannot run. A

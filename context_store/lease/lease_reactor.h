@@ -27,9 +27,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   static LeaseReactor* Create(LeaseDesk& desk, WorkPool& pool);
 
   void OnGranted() override;
-  void OnLayer(uint32_t layer) override;
-  void OnYielded(std::vector<ChunkSlot> chunks, uint64_t arrived_blocks) override;
-  void OnLoadFailed(uint32_t chunk) override;
+  void OnLoad(LoadEvent event) override;
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override;
   void OnEnded(const absl::Status& status) override;
 
@@ -60,13 +58,9 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
 
   Stage stage() const;
   LeaseId lease() const;
-  // Advances the stage; returns false if the stream is over.
-  bool Enter(Stage stage);
   void Send(v1::LeaseEvent event);
   // The client may answer as soon as it receives the event.
   void SendOpened(v1::LeaseEvent event);
-  // An event of the load, which may come before the lease is told open.
-  void SendArrival(v1::LeaseEvent event);
   void Queue(v1::LeaseEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the stream after all sent events. Only the first call has an effect. Breaks the lease
   // unless it is over.

@@ -28,9 +28,7 @@ class NextInLine final : public LeaseListener {
     // Only a client that is notified too early takes less than this.
     early = told.WaitForNotificationWithTimeout(absl::Milliseconds(300));
   }
-  void OnLayer(uint32_t) override {}
-  void OnYielded(std::vector<ChunkSlot>, uint64_t) override {}
-  void OnLoadFailed(uint32_t) override {}
+  void OnLoad(LoadEvent) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override {}
   void OnEnded(const absl::Status&) override {}
 

@@ -144,7 +144,7 @@ class LeaseTableFuzz {
     const auto resident = table_.chunks().Resident(id);
     lease.next = static_cast<uint32_t>(resident.size());
     for (const ResidentChunk& chunk : resident) {
-      if (chunk.state == ResidentChunk::State::kRecompute) {
+      if (chunk.state == ResidentChunk::State::kToCompute) {
         lease.writes.insert(chunk.where.slot.units);
       }
     }

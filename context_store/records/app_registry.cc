@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "rpc/error_reason.h"
 
 namespace withy::context_store {
 namespace {
@@ -58,15 +60,18 @@ absl::StatusOr<BoundApp> AppRegistry::Bind(std::string_view name, std::string_vi
       app_id = known->second;
       app = apps_.at(app_id);
       if (!EqualConstantTime(app.token_hash, current_hash)) {
-        return absl::AlreadyExistsError(absl::StrCat(
-            "an app named ", ToAbsl(name),
-            " is registered, and only its present token renews it: send that token, choose another "
-            "name, or let the operator run `withyctl apps renew ",
-            ToAbsl(name), "`"));
+        return WithReason(absl::AlreadyExistsError(
+                              absl::StrCat("an app named ", ToAbsl(name),
+                                           " is registered, and only its present token renews it: "
+                                           "send that token, choose another "
+                                           "name, or let the operator run `withyctl apps renew ",
+                                           ToAbsl(name), "`")),
+                          "APP_NAME_TAKEN");
       }
     } else if (apps_.size() >= kMaxApps) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(kMaxApps, " apps are registered, which is the limit: remove one"));
+      return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                            kMaxApps, " apps are registered, which is the limit: remove one")),
+                        "QUOTA_REACHED");
     } else {
       app_id = NewId("app");
       app.name = std::string(name);

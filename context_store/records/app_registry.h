@@ -19,7 +19,6 @@
 namespace withy::context_store {
 
 inline constexpr size_t kMaxApps = 4096;
-inline constexpr size_t kMaxAppNameBytes = 64;
 
 struct BoundApp {
   std::string app_id;

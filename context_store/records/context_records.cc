@@ -5,15 +5,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "rpc/error_reason.h"
 
 namespace withy::context_store {
 namespace {
-
-constexpr uint32_t kDefaultPage = 100;
-constexpr uint32_t kMaxPage = 1000;
 
 absl::Status NoContext(std::string_view context_id) {
   return absl::NotFoundError(absl::StrCat("no context ", PrintableKey(context_id)));
@@ -190,9 +189,11 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
     }
   }
   if (app.contexts.size() + app.creations >= limits_.contexts_per_app) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
-                     limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the app has ", Counted(app.contexts.size(), "context"), "; the limit is ",
+            limits_.contexts_per_app, " (orchestrator.contexts_per_app): delete some")),
+        "QUOTA_REACHED");
   }
   WITHY_RETURN_IF_ERROR(CheckBytes(app_id));
   WITHY_RETURN_IF_ERROR(room);
@@ -204,7 +205,7 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
 absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, NewContext context,
                                                       const absl::Status& room) {
   WITHY_RETURN_IF_ERROR(CheckSize("title", context.title.size(), kMaxTitleBytes));
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxRequestIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", context.request_id.size(), kMaxIdBytes));
   WITHY_RETURN_IF_ERROR(CheckSegments(context.segments));
   WITHY_ASSIGN_OR_RETURN(std::optional<ContextSummary> made, BeginCreate(app_id, context, room));
   if (made) return *std::move(made);
@@ -296,11 +297,11 @@ absl::StatusOr<SegmentRange> ContextRecords::FindUnfinished(
 
 absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32_t page_size,
                                                  std::string_view page_token) const {
-  if (page_size > kMaxPage) {
+  if (page_size > kMaxPageSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPage));
+        absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPageSize));
   }
-  if (page_size == 0) page_size = kDefaultPage;
+  if (page_size == 0) page_size = kDefaultPageSize;
   Order after(INT64_MIN, INT64_MIN, "");
   if (!page_token.empty()) {
     WITHY_ASSIGN_OR_RETURN(after, ParsePageToken(page_token));
@@ -357,10 +358,11 @@ uint64_t ContextRecords::CountBytes(std::string_view app_id) const {
 absl::Status ContextRecords::CheckBytes(std::string_view app_id) const {
   const uint64_t bytes = CountBytes(app_id);
   if (bytes < limits_.bytes_per_app) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the app's conversations and results have ", bytes, " bytes; the limit is ",
-                   limits_.bytes_per_app,
-                   " (store.bytes_per_app): delete contexts, or wait until results expire"));
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                        "the app's conversations and results have ", bytes, " bytes; the limit is ",
+                        limits_.bytes_per_app,
+                        " (store.bytes_per_app): delete contexts, or wait until results expire")),
+                    "QUOTA_REACHED");
 }
 
 absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
@@ -371,9 +373,11 @@ absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
   if (entry == contexts_.end()) return absl::OkStatus();
   const uint64_t tokens = entry->second.record.total_tokens;
   if (tokens < limits_.tokens_per_context) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "context ", ToAbsl(context_id), " has ", tokens, " tokens; the limit is ",
-      limits_.tokens_per_context, " (store.tokens_per_context): go on in a new context"));
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "context ", ToAbsl(context_id), " has ", tokens, " tokens; the limit is ",
+          limits_.tokens_per_context, " (store.tokens_per_context): go on in a new context")),
+      "QUOTA_REACHED");
 }
 
 size_t ContextRecords::size() const {
@@ -430,7 +434,7 @@ absl::Status ContextRecords::DeleteResultsOf(std::string_view app_id) {
 absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
                                                        std::string_view request_id,
                                                        std::string_view digest) const {
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxRequestIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", request_id.size(), kMaxIdBytes));
   WITHY_ASSIGN_OR_RETURN(std::optional<std::string> result,
                          results_.Find(app_id, request_id, digest));
   if (result) return *std::move(result);

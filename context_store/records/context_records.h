@@ -28,7 +28,6 @@
 
 namespace withy::context_store {
 
-inline constexpr size_t kMaxTitleBytes = 128;
 inline constexpr size_t kMaxSegmentBytes = 4 << 20;
 // Unfinished exchanges kept per context for retries. Beyond that the oldest becomes permanent.
 inline constexpr size_t kMaxUnfinished = 8;

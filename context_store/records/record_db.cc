@@ -22,6 +22,7 @@
 
 #include "absl/strings/numbers.h"
 #include "base/status.h"
+#include "rpc/error_reason.h"
 
 namespace withy::context_store {
 namespace {
@@ -226,9 +227,11 @@ absl::Status RecordDb::CheckRoom() const {
   uint64_t free_bytes = 0;
   if (!env->GetFreeSpace(options_.path, &free_bytes).ok()) return absl::OkStatus();
   if (free_bytes >= options_.min_free_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "disk full: ", free_bytes, " bytes free under ", path(), ", ", options_.min_free_bytes,
-      " are kept in reserve; free some space or delete contexts"));
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "disk full: ", free_bytes, " bytes free under ", path(), ", ", options_.min_free_bytes,
+          " are kept in reserve; free some space or delete contexts")),
+      "DISK_FULL");
 }
 
 absl::Status RecordDb::CheckRoomToOpen() const {
@@ -236,18 +239,23 @@ absl::Status RecordDb::CheckRoomToOpen() const {
   const uint64_t needed = kOpenBytes + LogBytes(env, path());
   uint64_t free_bytes = 0;
   if (env->GetFreeSpace(path(), &free_bytes).ok() && free_bytes < needed) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("disk full: ", free_bytes, " bytes free under ", path(), ", ", needed,
-                     " are needed to open the database: free some space there, or set state_dir to "
-                     "a larger disk"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "disk full: ", free_bytes, " bytes free under ", path(), ", ", needed,
+            " are needed to open the database: free some space there, or set state_dir to "
+            "a larger disk")),
+        "DISK_FULL");
   }
   struct statvfs room {};
   // A file system that creates inodes on demand reports 0 of 0.
   if (statvfs(path().c_str(), &room) == 0 && room.f_files > 0 && room.f_favail < kOpenFiles) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "disk full: ", room.f_favail, " inodes free under ", path(), ", ", kOpenFiles,
-        " are needed to open the database: remove some files there, or set state_dir to another "
-        "disk"));
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat("disk full: ", room.f_favail,
+                                                  " inodes free under ", path(), ", ", kOpenFiles,
+                                                  " are needed to open the database: remove some "
+                                                  "files there, or set state_dir to another "
+                                                  "disk")),
+        "DISK_FULL");
   }
   return absl::OkStatus();
 }
@@ -452,7 +460,7 @@ absl::Status RecordDb::Convert(const rocksdb::Status& status, std::string_view w
   const std::string text =
       absl::StrCat("database ", path(), ": ", ToAbsl(what), ": ", status.ToString());
   if (IsDiskFull(status)) {
-    return absl::ResourceExhaustedError(absl::StrCat("disk full: ", text));
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat("disk full: ", text)), "DISK_FULL");
   }
   if (status.IsCorruption()) {
     return absl::DataLossError(absl::StrCat(

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "context_store/records/record_encryption.h"
+#include "rpc/error_reason.h"
 
 namespace withy::context_store {
 
@@ -47,9 +48,11 @@ absl::Status Records::CheckQuotas(std::string_view app_id, std::string_view cont
 absl::Status Records::CheckDisk() const {
   const uint64_t bytes = bytes_;
   if (bytes < options_.disk_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the conversations of all apps take ", bytes, " bytes on disk; the limit is ",
-      options_.disk_bytes, " (store.disk_bytes): delete contexts, or raise the limit"));
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the conversations of all apps take ", bytes, " bytes on disk; the limit is ",
+          options_.disk_bytes, " (store.disk_bytes): delete contexts, or raise the limit")),
+      "QUOTA_REACHED");
 }
 
 void Records::Measure() {

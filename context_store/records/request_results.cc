@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 
@@ -96,7 +97,7 @@ absl::Status RequestResults::Add(const std::string& app_id, const std::string& c
                                  ResultChanges* changes) {
   // In this order, because a new result may use the key of an expired one.
   WITHY_RETURN_IF_ERROR(SweepExpired(batch, changes));
-  WITHY_RETURN_IF_ERROR(CheckSize("request_id", result.request_id.size(), kMaxRequestIdBytes));
+  WITHY_RETURN_IF_ERROR(CheckSize("request_id", result.request_id.size(), kMaxIdBytes));
   const absl::StatusOr<ResultRecord> old = Read(app_id, result.request_id);
   if (old.ok()) {
     if (!Expired(old->stored_s) && is_answer_(old->result)) {

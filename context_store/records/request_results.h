@@ -25,8 +25,6 @@
 
 namespace withy::context_store {
 
-inline constexpr size_t kMaxRequestIdBytes = 64;
-
 struct NewResult {
   std::string request_id;
   std::string digest;

@@ -73,7 +73,7 @@ def names_in(text):
 def exported_metrics():
     """Names that the sources register, and those that the exporter makes."""
     names = set()
-    for part in ("orchestrator", "model_worker", "serving", "store_client", "draft_worker", "context_store", "profiler_agent", "engine/session"):
+    for part in ("orchestrator", "model_worker", "serving", "store_client", "draft_worker", "context_store", "profiler_agent", "engine/session", "telemetry"):
         for source in (root / part).rglob("*.[ch]*"):
             if not source.name.endswith("_test.cc"):
                 names |= set(re.findall(r'"(withy_[a-z0-9_]+)"', source.read_text()))

@@ -1,5 +1,5 @@
 // RoPE's angles by position, computed once: sines and cosines of a long prompt take the host
-// milliseconds. Neighbours: run_data.cc copies them for a pass; cpu/kernels.h computes them.
+// milliseconds. Neighbours: pass_inputs.cc copies them for a pass; cpu/kernels.h computes them.
 #pragma once
 
 #include <cstddef>

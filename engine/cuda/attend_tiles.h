@@ -1,4 +1,4 @@
-// Which rows attention takes together. Neighbours: run_data.cc copies tiles to the device,
+// Which rows attention takes together. Neighbours: pass_inputs.cc copies tiles to the device,
 // attention_tile-inl.cuh and attention-inl.cuh compute them. Pure.
 #pragma once
 

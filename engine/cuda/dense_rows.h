@@ -1,5 +1,5 @@
 // Which rows of an operation are multiplied as F16 matrices (dense.h). Pure. Neighbours:
-// run_data.cc cuts products accordingly.
+// op_products.cc cuts products accordingly.
 #pragma once
 
 #include <cstddef>

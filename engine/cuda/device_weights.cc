@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Create(
   std::unique_ptr<DeviceWeights> device(new DeviceWeights(gpu, facts, weights, way, streams));
   WITHY_RETURN_IF_ERROR(device->LoadAll(key_bias, embeds));
   WITHY_RETURN_IF_ERROR(gpu.Wait());
+  if (!streams) device->stages_.clear();
   return device;
 }
 
@@ -230,11 +231,14 @@ absl::Status DeviceWeights::Convert(const PackedMatrix& packed, int n_out, int n
 }
 
 absl::Status DeviceWeights::ConvertBytes(const std::byte* from, size_t bytes, PackedArgs args) {
-  WITHY_RETURN_IF_ERROR(staging_.Reserve(bytes));
-  WITHY_RETURN_IF_ERROR(gpu_.Upload(staging_.as<uint8_t>(), from, bytes));
-  args.data = staging_.as<uint8_t>();
+  const size_t index = next_stage_++ % stages_.size();
+  const int stage = static_cast<int>(index);
+  Buffer& memory = stages_[index];
+  WITHY_RETURN_IF_ERROR(memory.Reserve(bytes));
+  WITHY_RETURN_IF_ERROR(gpu_.UploadToStage(stage, memory.as<uint8_t>(), from, bytes));
+  args.data = memory.as<uint8_t>();
   gpu_.kernels().repack(gpu_.queue(), args);
-  return absl::OkStatus();
+  return gpu_.LeaveStage(stage);
 }
 
 absl::StatusOr<Matrix> DeviceWeights::Load(const PackedMatrix& packed) {

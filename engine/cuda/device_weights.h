@@ -56,7 +56,9 @@ class DeviceWeights {
  private:
   DeviceWeights(Gpu& gpu, const ModelFacts& facts, const BoundWeights& weights, MemoryWay way,
                 bool streams)
-      : gpu_(gpu), facts_(facts), weights_(weights), way_(way), streams_(streams), staging_(gpu) {}
+      : gpu_(gpu), facts_(facts), weights_(weights), way_(way), streams_(streams) {
+    for (int stage = 0; stage < Gpu::kStages; ++stage) stages_.emplace_back(gpu);
+  }
 
   size_t IndexOf(const WeightName& name) const {
     return static_cast<size_t>(name.layer + 1) * kWeightRoles + static_cast<size_t>(name.role);
@@ -85,7 +87,8 @@ class DeviceWeights {
   const BoundWeights& weights_;
   const MemoryWay way_;
   const bool streams_;
-  Buffer staging_;
+  std::vector<Buffer> stages_;  // packed bytes on their way; empty once all weights are there
+  size_t next_stage_ = 0;
   std::vector<Buffer> memory_;
   size_t bytes_ = 0;
   std::vector<Matrix> matrices_;

@@ -1,7 +1,7 @@
 // KV blocks in memory of the GPU: copies of those that passes read, on cards that share no memory
 // with the board. A chunk is copied once, before the first pass that reads it; what a pass computes
 // is written to both places, so that the host's memory always has everything. Neighbours:
-// run_data.cc asks before each pass, store_kv-inl.cuh writes twice and copies.
+// pass_inputs.cc asks before each pass, store_kv-inl.cuh writes twice and copies.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // What the kernels of one pass read besides weights and activations: rows, block tables, extents,
 // descriptions of products. Collected on the host and copied to the device at once. Neighbours:
-// run.cc fills it.
+// pass_inputs.cc fills it.
 #pragma once
 
 #include <cstddef>

@@ -11,9 +11,20 @@
 namespace withy::engine::cuda {
 namespace {
 
-constexpr size_t kPartBytes = size_t{64} << 20;  // of attention's parts at a time
 // Rows up to which a pass is started whole: it is short, and its graph is used again.
 constexpr int32_t kRowsTogether = 32;
+
+Shape KernelShape(const ModelShape& s) {
+  return {.layers = s.layers,
+          .heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .head_dim = s.head_dim,
+          .rotation = RotationBlock(s.head_dim),
+          .rank_major = !s.cuts_kv_heads(),
+          .interleaved = s.rope_pairing == RopePairing::kAdjacent,
+          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+          .epsilon = s.rms_epsilon};
+}
 
 }  // namespace
 
@@ -22,33 +33,11 @@ CudaRun::CudaRun(CudaExecutor& executor)
       gpu_(executor.gpu()),
       kernels_(executor.gpu().kernels()),
       weights_(executor.weights()),
+      kernel_shape_(KernelShape(shape())),
       stamps_(gpu_, executor.observer(), executor.clock()),
-      pass_data_(gpu_),
-      input_(gpu_),
-      attention_input_(gpu_),
-      neurons_(gpu_),
-      head_input_(gpu_),
-      x_(gpu_),
-      q_(gpu_),
-      k_(gpu_),
-      v_(gpu_),
-      lora_(gpu_),
-      query_bytes_(gpu_),
-      parts_(gpu_),
-      tail_(gpu_),
-      density_(gpu_),
-      tapped_(gpu_),
-      logits_buffer_(gpu_) {
+      workspace_(gpu_),
+      inputs_(executor, kernel_shape_, workspace_) {
   const ModelShape& s = shape();
-  kernel_shape_ = {.layers = s.layers,
-                   .heads = s.heads,
-                   .kv_heads = s.kv_heads,
-                   .head_dim = s.head_dim,
-                   .rotation = RotationBlock(s.head_dim),
-                   .rank_major = !s.cuts_kv_heads(),
-                   .interleaved = s.rope_pairing == RopePairing::kAdjacent,
-                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
-                   .epsilon = s.rms_epsilon};
   const KvGeometry geometry{s.layers, s.kv_heads, s.head_dim};
   block_bytes_ = static_cast<uint32_t>(geometry.BlockBytes());
 }
@@ -69,14 +58,8 @@ void CudaRun::Start(const Program& program, const RowPlan& plan, const Batch& ba
 void CudaRun::Abandon() {
   // What is queued reads the caller's blocks.
   if (program_ != nullptr && next_op_ > 0 && !finished_) gpu_.Wait().IgnoreError();
-  UnmapContexts();
+  inputs_.Release();
   program_ = nullptr;
-}
-
-void CudaRun::UnmapContexts() {
-  for (const KvMemory& memory : mapped_) gpu_.UnmapKv(memory);
-  mapped_.clear();
-  executor_.kv_mirror().Unpin(&mirror_pins_);
 }
 
 bool CudaRun::Fail(absl::Status status) {
@@ -86,7 +69,7 @@ bool CudaRun::Fail(absl::Status status) {
 
 bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   if (finished_) return true;
-  status_ = prepared_ ? absl::OkStatus() : Prepare();
+  status_ = prepared_ ? absl::OkStatus() : inputs_.Prepare(*program_, *plan_, batch_);
   if (!status_.ok()) return false;
   prepared_ = true;
   status_ = stamps_.Begin();
@@ -100,20 +83,20 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
   if (!status.ok()) return Fail(std::move(status));
   if (next_op_ < ops) return false;
   finished_ = true;
-  UnmapContexts();
+  inputs_.Release();
   return true;
 }
 
 bool CudaRun::StartsTogether(int32_t end) const {
   return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
          plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap() &&
-         std::ranges::all_of(op_data_, [](const OpData& data) { return data.dense.empty(); });
+         std::ranges::all_of(inputs_.ops(), [](const OpData& data) { return data.dense.empty(); });
 }
 
 absl::Status CudaRun::LaunchNext() {
   const auto i = static_cast<size_t>(next_op_);
   stamps_.OnQueueing();
-  WITHY_RETURN_IF_ERROR(Launch(program_->ops[i], op_data_[i]));
+  WITHY_RETURN_IF_ERROR(Launch(program_->ops[i], inputs_.op(i)));
   ++next_op_;
   stamps_.OnQueued(program_->ops[i]);
   return absl::OkStatus();
@@ -151,18 +134,18 @@ absl::Status CudaRun::Finish() {
   if (wanted > 0) {
     WITHY_RETURN_IF_ERROR(
         gpu_.Download(logits_ + static_cast<size_t>(plan_->first_logits_row()) * vocab,
-                      logits_buffer_.as<float>(), wanted * vocab * sizeof(float)));
+                      workspace_.logits.as<float>(), wanted * vocab * sizeof(float)));
   }
-  if (density_chunks_ > 0) WITHY_RETURN_IF_ERROR(AddDensities());
+  if (inputs_.at().density_chunks > 0) WITHY_RETURN_IF_ERROR(AddDensities());
   return gpu_.Wait();
 }
 
 absl::Status CudaRun::AddDensities() {
   const auto heads = static_cast<size_t>(shape().heads);
-  const auto stride = static_cast<size_t>(density_chunks_);
+  const auto stride = static_cast<size_t>(inputs_.at().density_chunks);
   std::vector<float> density(static_cast<size_t>(plan_->count()) * heads * stride);
-  WITHY_RETURN_IF_ERROR(
-      gpu_.Download(density.data(), density_.as<float>(), density.size() * sizeof(float)));
+  WITHY_RETURN_IF_ERROR(gpu_.Download(density.data(), workspace_.density.as<float>(),
+                                      density.size() * sizeof(float)));
   for (int32_t i = 0; i < plan_->count(); ++i) {
     const engine::Row& asked = *plan_->row(i).row;
     if (!asked.ancestor_slots.empty() && asked.density.empty()) continue;
@@ -201,17 +184,18 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kGatherTail:
       kernels_.gather(gpu_.queue(), {.shape = kernel_shape_,
                                      .layer = op.layer,
-                                     .count = copy_count_,
-                                     .copies = copies_,
-                                     .contexts = contexts_,
-                                     .places = places_,
-                                     .tail = tail_.as<uint8_t>(),
+                                     .count = inputs_.at().copy_count,
+                                     .copies = inputs_.at().copies,
+                                     .contexts = inputs_.at().contexts,
+                                     .places = inputs_.at().places,
+                                     .tail = workspace_.tail.as<uint8_t>(),
                                      .block_bytes = block_bytes_});
       break;
     case OpKind::kKeepWanted:
-      kernels_.keep(
-          gpu_.queue(),
-          {.x = x_.as<float>(), .width = shape().d_model, .wanted = wanted_, .count = op.rows});
+      kernels_.keep(gpu_.queue(), {.x = workspace_.x.as<float>(),
+                                   .width = shape().d_model,
+                                   .wanted = inputs_.at().wanted,
+                                   .count = op.rows});
       break;
     case OpKind::kAttend:
       LaunchAttend(op, data);
@@ -238,25 +222,27 @@ absl::Status CudaRun::LaunchStage(const Op& op) {
 }
 
 void CudaRun::LaunchEmbed(const Op& op) {
-  EmbedArgs args{
-      .fetched = fetched_, .tokens = tokens_, .x = x_.as<float>(), .width = shape().d_model};
-  if (fetched_ == nullptr) args.embedding = weights_.matrix(op.weights[0]);
+  EmbedArgs args{.fetched = inputs_.at().fetched,
+                 .tokens = inputs_.at().tokens,
+                 .x = workspace_.x.as<float>(),
+                 .width = shape().d_model};
+  if (inputs_.at().fetched == nullptr) args.embedding = weights_.matrix(op.weights[0]);
   kernels_.embed(gpu_.queue(), args, op.rows);
 }
 
 void CudaRun::LaunchNorm(const Op& op, const OpData& data) {
-  if (!normed_[static_cast<size_t>(next_op_)]) {
+  if (!inputs_.normed(static_cast<size_t>(next_op_))) {
     kernels_.norm(gpu_.queue(),
-                  {.x = x_.as<float>(),
+                  {.x = workspace_.x.as<float>(),
                    .width = shape().d_model,
                    .weight = weights_.vector(op.weights[0]),
-                   .to = input_.get(),
+                   .to = workspace_.input.get(),
                    .runs = data.runs,
                    .run_count = data.run_count,
-                   .a = lora_.as<float>(),
+                   .a = workspace_.lora.as<float>(),
                    .a_stride = 7 * executor_.facts().lora_rank,
-                   .quantise = input_.quantise(),
-                   .keep_floats = input_.keep_floats()},
+                   .quantise = workspace_.input.quantise(),
+                   .keep_floats = workspace_.input.keep_floats()},
                   op.rows);
   }
   LaunchProducts(data.lower, false);
@@ -295,15 +281,15 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
        .rows = op.rows,
        .first_query = qkv.first_query,
        .queries = qkv.queries,
-       .row = rows_,
-       .contexts = contexts_,
-       .places = places_,
+       .row = inputs_.at().rows,
+       .contexts = inputs_.at().contexts,
+       .places = inputs_.at().places,
        .kv_extent = data.kv_rows,
        .q_extent = data.q_rows,
-       .k = k_.as<float>(),
-       .v = v_.as<float>(),
-       .q = q_.as<float>(),
-       .angles = angles_,
+       .k = workspace_.k.as<float>(),
+       .v = workspace_.v.as<float>(),
+       .q = workspace_.q.as<float>(),
+       .angles = inputs_.at().angles,
        .k_bias = op.Reads(WeightRole::kKBias) ? weights_.stored_key_bias(op.layer) : nullptr,
        .v_bias = vector(WeightRole::kVBias),
        .q_bias = vector(WeightRole::kQBias),
@@ -311,39 +297,39 @@ void CudaRun::LaunchStoreKv(const Op& op, const OpData& data) {
        .q_norm = vector(WeightRole::kQNorm),
        .runs = data.runs,
        .run_count = data.run_count,
-       .a = lora_.as<float>(),
+       .a = workspace_.lora.as<float>(),
        .a_stride = 7 * executor_.facts().lora_rank,
        .bias = weights_.key_bias(op.layer),
-       .to = queries_});
+       .to = workspace_.queries});
 }
 
 void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
   const bool last = op.layer == LastLayer();
   AttendArgs args{.shape = kernel_shape_,
                   .layer = op.layer,
-                  .runs = runs_,
-                  .row = rows_,
-                  .wanted = last ? wanted_ : nullptr,
-                  .contexts = contexts_,
-                  .places = places_,
-                  .tail = tail_.as<uint8_t>(),
+                  .runs = inputs_.at().runs,
+                  .row = inputs_.at().rows,
+                  .wanted = last ? inputs_.at().wanted : nullptr,
+                  .contexts = inputs_.at().contexts,
+                  .places = inputs_.at().places,
+                  .tail = workspace_.tail.as<uint8_t>(),
                   .block_bytes = block_bytes_,
                   .head_extent = data.heads,
-                  .queries = queries_,
+                  .queries = workspace_.queries,
                   .bias = weights_.key_bias(op.layer),
-                  .parts = parts_.as<float>(),
-                  .to = attention_input_.get(),
-                  .quantise = attention_input_.quantise(),
-                  .keep_floats = attention_input_.keep_floats()};
-  if (density_chunks_ > 0 && !last) {
+                  .parts = workspace_.parts.as<float>(),
+                  .to = workspace_.attention_input.get(),
+                  .quantise = workspace_.attention_input.quantise(),
+                  .keep_floats = workspace_.attention_input.keep_floats()};
+  if (inputs_.at().density_chunks > 0 && !last) {
     args.densities = true;
-    args.density = density_.as<float>();
-    args.density_stride = density_chunks_;
+    args.density = workspace_.density.as<float>();
+    args.density_stride = inputs_.at().density_chunks;
   }
-  const Tiles& tiles = last ? wanted_tiles_ : tiles_;
-  for (int row = 0; row < op.rows; row += tile_limits_.at_once) {
+  const Tiles& tiles = last ? inputs_.at().wanted_tiles : inputs_.at().all_tiles;
+  for (int row = 0; row < op.rows; row += inputs_.at().tile_limits.at_once) {
     args.first_row = row;
-    args.rows = std::min(tile_limits_.at_once, op.rows - row);
+    args.rows = std::min(inputs_.at().tile_limits.at_once, op.rows - row);
     const auto launch = [&](const TileList& list, void (*attend)(LaunchSink&, const AttendArgs&)) {
       TakeTiles(list.host, list.on_device, row, args.rows, &args);
       if (args.tile_count > 0) attend(gpu_.queue(), args);
@@ -357,81 +343,37 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
 
 absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
   const auto floats = static_cast<size_t>(op.rows) * static_cast<size_t>(shape().d_model);
-  WITHY_RETURN_IF_ERROR(tapped_.Reserve(floats * sizeof(float)));
+  WITHY_RETURN_IF_ERROR(workspace_.tapped.Reserve(floats * sizeof(float)));
   kernels_.norm(gpu_.queue(),
-                {.x = x_.as<float>(),
+                {.x = workspace_.x.as<float>(),
                  .width = shape().d_model,
                  .runs = data.runs,
                  .run_count = data.run_count,
-                 .a = lora_.as<float>(),
+                 .a = workspace_.lora.as<float>(),
                  .a_stride = 7 * executor_.facts().lora_rank,
-                 .added = tapped_.as<float>()},
+                 .added = workspace_.tapped.as<float>()},
                 op.rows);
   std::vector<float> hidden(floats);
-  WITHY_RETURN_IF_ERROR(gpu_.Download(hidden.data(), tapped_.as<float>(), floats * sizeof(float)));
+  WITHY_RETURN_IF_ERROR(
+      gpu_.Download(hidden.data(), workspace_.tapped.as<float>(), floats * sizeof(float)));
   executor_.tap()(op.layer, hidden);
   return absl::OkStatus();
 }
 
 void CudaRun::LaunchTakeLogitRows(const Op& op, const OpData& data) {
   kernels_.norm(gpu_.queue(),
-                {.x = x_.as<float>(),
+                {.x = workspace_.x.as<float>(),
                  .width = shape().d_model,
                  .weight = weights_.vector({WeightRole::kOutputNorm, -1}),
-                 .map = logit_rows_,
-                 .to = head_input_.get(),
+                 .map = inputs_.at().logit_rows,
+                 .to = workspace_.head_input.get(),
                  .runs = data.runs,
                  .run_count = data.run_count,
-                 .a = lora_.as<float>(),
+                 .a = workspace_.lora.as<float>(),
                  .a_stride = 7 * executor_.facts().lora_rank,
-                 .quantise = head_input_.quantise(),
-                 .keep_floats = head_input_.keep_floats()},
+                 .quantise = workspace_.head_input.quantise(),
+                 .keep_floats = workspace_.head_input.keep_floats()},
                 op.rows);
-}
-
-absl::Status CudaRun::ReserveBuffers() {
-  const ModelShape& s = shape();
-  const ProductForms& forms = executor_.bound().forms();
-  const auto rows = static_cast<size_t>(plan_->count());
-  const auto wanted = plan_->wanted().size();
-  const auto floats = [](size_t n, int32_t width) {
-    return n * static_cast<size_t>(width) * sizeof(float);
-  };
-  WITHY_RETURN_IF_ERROR(input_.Reserve(rows, s.d_model, forms.input));
-  WITHY_RETURN_IF_ERROR(attention_input_.Reserve(rows, s.q_rows(), forms.attention));
-  WITHY_RETURN_IF_ERROR(neurons_.Reserve(rows, s.d_ff, forms.neurons));
-  WITHY_RETURN_IF_ERROR(head_input_.Reserve(std::max<size_t>(wanted, 1), s.d_model, forms.head));
-  WITHY_RETURN_IF_ERROR(x_.Reserve(floats(rows, s.d_model)));
-  WITHY_RETURN_IF_ERROR(q_.Reserve(floats(rows, s.q_rows())));
-  WITHY_RETURN_IF_ERROR(k_.Reserve(floats(rows, s.kv_rows())));
-  WITHY_RETURN_IF_ERROR(v_.Reserve(floats(rows, s.kv_rows())));
-  if (program_->low_rank) {
-    WITHY_RETURN_IF_ERROR(lora_.Reserve(floats(rows, 7 * executor_.facts().lora_rank)));
-  }
-  WITHY_RETURN_IF_ERROR(logits_buffer_.Reserve(floats(wanted, s.vocab_size)));
-  WITHY_RETURN_IF_ERROR(tail_.Reserve(static_cast<size_t>(plan_->tail_blocks()) * block_bytes_));
-  const size_t heads = rows * static_cast<size_t>(s.heads);
-  const size_t part_row = static_cast<size_t>(s.heads) * static_cast<size_t>(runs_) *
-                          static_cast<size_t>(s.head_dim + kPartExtra) * sizeof(float);
-  WITHY_RETURN_IF_ERROR(parts_.Reserve(std::max(part_row, std::min(kPartBytes, rows * part_row))));
-  tile_limits_ = LimitsOf(kernel_shape_, weights_.has_key_bias(), part_row, parts_.bytes());
-  const size_t q_bytes = (heads * static_cast<size_t>(s.head_dim) + 255) / 256 * 256;
-  const size_t bias_floats = weights_.has_key_bias() ? heads * kMaxBiasPairs * 2 : 0;
-  const size_t rotated_floats = half_blocks_ ? heads * static_cast<size_t>(s.head_dim) : 0;
-  WITHY_RETURN_IF_ERROR(
-      query_bytes_.Reserve(q_bytes + (2 * heads + bias_floats + rotated_floats) * sizeof(float)));
-  queries_.q = query_bytes_.as<int8_t>();
-  queries_.scale = reinterpret_cast<float*>(queries_.q + q_bytes);
-  queries_.sum = reinterpret_cast<int32_t*>(queries_.scale + heads);
-  float* const after = queries_.scale + 2 * heads;
-  queries_.bias = weights_.has_key_bias() ? after : nullptr;
-  queries_.rotated = half_blocks_ ? after + bias_floats : nullptr;
-  if (density_chunks_ > 0) {
-    const size_t bytes = heads * static_cast<size_t>(density_chunks_) * sizeof(float);
-    WITHY_RETURN_IF_ERROR(density_.Reserve(bytes));
-    WITHY_RETURN_IF_ERROR(gpu_.Zero(density_.as<float>(), bytes));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace withy::engine::cuda

@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "rpc/channel.h"
+#include "rpc/error_reason.h"
 #include "rpc/stand_in.h"
 #include "rpc/status.h"
 #include "withy/v1/context_store.grpc.pb.h"
@@ -28,10 +29,13 @@ struct Peer {
   std::string process;
   std::string address;
   std::shared_ptr<grpc::Channel> channel;
+  std::atomic<bool> waited_for{true};  // while it is not there
 };
 
-Peer MakePeer(std::string process, const std::string& address) {
-  return {std::move(process), address, rpc::Connect(address)};
+void Open(std::string process, const std::string& address, Peer* peer) {
+  peer->process = std::move(process);
+  peer->address = address;
+  peer->channel = rpc::Connect(address);
 }
 
 absl::Status Away(const Peer& peer, std::string_view why) {
@@ -59,7 +63,9 @@ absl::Status Translate(const Peer& peer, const grpc::ClientContext& context,
     return Away(peer, "does not answer");
   }
   absl::Status translated = rpc::FromGrpc(status);
-  if (waits) translated = Annotate(translated, peer.process);
+  if (waits) {
+    translated = WithReason(Annotate(translated, peer.process), rpc::ReasonOf(translated));
+  }
   const auto hint = trailing.find(rpc::kRetryAfterKey);
   int64_t retry_ms = 0;
   if (hint != trailing.end() &&
@@ -92,7 +98,7 @@ absl::StatusOr<Response> Unary(const Peer& peer, Stub& stub,
   grpc::ClientContext context;
   const absl::Time given = std::min(options.deadline, absl::Now() + options.limit);
   context.set_deadline(absl::ToChronoTime(given));
-  context.set_wait_for_ready(options.wait);
+  context.set_wait_for_ready(options.wait && peer.waited_for);
   Response response;
   const grpc::Status status = (stub.*method)(&context, request, &response);
   WITHY_RETURN_IF_ERROR(Translate(peer, context, status, given, options.deadline));
@@ -151,10 +157,10 @@ struct Backends::Clients {
 
 Backends::Backends(const v1::Config& config) : clients_(std::make_unique<Clients>()) {
   Clients& c = *clients_;
-  c.store = MakePeer("context_store", config.store().listen());
-  c.target = MakePeer("model_worker", config.model().listen());
-  c.draft = MakePeer("draft_worker", config.draft().listen());
-  c.profiler = MakePeer("profiler_agent", config.profiler().listen());
+  Open("context_store", config.store().listen(), &c.store);
+  Open("model_worker", config.model().listen(), &c.target);
+  Open("draft_worker", config.draft().listen(), &c.draft);
+  Open("profiler_agent", config.profiler().listen(), &c.profiler);
   c.store_stub = v1::ContextStore::NewStub(c.store.channel);
   c.target_stub = v1::ModelWorker::NewStub(c.target.channel);
   c.draft_stub = v1::DraftWorker::NewStub(c.draft.channel);
@@ -233,7 +239,7 @@ Backends::Result<v1::TokenizeResponse> Backends::Tokenize(policy::Lane lane,
   grpc::ClientContext context;
   const absl::Time given = std::min(options.deadline, absl::Now() + options.limit);
   context.set_deadline(absl::ToChronoTime(given));
-  context.set_wait_for_ready(options.wait);
+  context.set_wait_for_ready(options.wait && clients_->Of(lane).waited_for);
   v1::TokenizeResponse response;
   grpc::Status status;
   absl::Notification done;
@@ -298,7 +304,7 @@ absl::Status Backends::Score(const v1::ScoreRequest& request, CallControl& contr
 bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control) {
   const Peer& peer = clients_->Of(lane);
   const absl::Time until = std::min(deadline, control.deadline());
-  while (absl::Now() < until && !control.cancelled()) {
+  while (peer.waited_for && absl::Now() < until && !control.cancelled()) {
     const absl::Time slice = std::min(until, absl::Now() + absl::Milliseconds(100));
     if (peer.channel->WaitForConnected(absl::ToChronoTime(slice))) return true;
   }
@@ -308,6 +314,12 @@ bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl
 Backends::Result<v1::GetProfilerInfoResponse> Backends::ProfilerInfo(absl::Time deadline) {
   return Unary(clients_->profiler, *clients_->profiler_stub, &v1::Profiler::Stub::GetProfilerInfo,
                v1::GetProfilerInfoRequest(), {deadline, kStatusCall, false});
+}
+
+void Backends::SetPatience(std::string_view process, bool waits) {
+  for (Peer* peer : {&clients_->store, &clients_->target, &clients_->draft}) {
+    if (peer->process == process) peer->waited_for = waits;
+  }
 }
 
 std::string Backends::Health(std::string_view process, absl::Time deadline) {

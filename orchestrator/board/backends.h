@@ -79,6 +79,8 @@ class Backends {
   // profiler_agent
   Result<v1::GetProfilerInfoResponse> ProfilerInfo(absl::Time deadline);
 
+  // Whether calls wait for the process while it is not there; they do at first.
+  void SetPatience(std::string_view process, bool waits);
   // What the process's health service says: "serving", "not serving" or "unreachable".
   std::string Health(std::string_view process, absl::Time deadline);
 

@@ -50,6 +50,10 @@ BoardWatch::BoardWatch(const std::string& root, bool limits_heat, bool gpus, con
       steps_(
           recorder.gauge({.name = "withy_thermal_steps",
                           .help = "Levels that the model stays below the whole one for heat."})) {
+  recorder
+      .gauge({.name = "withy_board_power_metered",
+              .help = "Whether a meter measures the board's power (1)."})
+      .Set(power_ == nullptr ? 0 : 1);
   {
     absl::MutexLock lock(&mutex_);
     MakeGpuGauges(recorder);

@@ -30,16 +30,21 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
   v1::GetStatusResponse response;
   v1::ProcessState* self = response.add_processes();
   self->set_process("orchestrator");
-  self->set_health("serving");
+  const std::string why = readiness_.Why();
+  self->set_health(why.empty() ? "serving" : "not serving");
   rpc::FillProcessStatus("orchestrator", self->mutable_status());
   const policy::Admission::Counts counts = calls_.counts();
   self->mutable_status()->set_running_calls(counts.running);
   self->mutable_status()->set_queued_calls(counts.waiting);
   self->mutable_status()->set_queue_limit(counts.limit);
-  self->mutable_status()->set_detail(
-      tlm_ == nullptr ? "no TLM"
-                      : absl::StrCat("TLM ", tlm_->description().name(), "; ",
-                                     tlm_->calibrated() ? "calibrated" : "not calibrated"));
+  if (!why.empty()) {
+    self->mutable_status()->set_detail(why);
+  } else {
+    self->mutable_status()->set_detail(
+        tlm_ == nullptr ? "no TLM"
+                        : absl::StrCat("TLM ", tlm_->description().name(), "; ",
+                                       tlm_->calibrated() ? "calibrated" : "not calibrated"));
+  }
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",

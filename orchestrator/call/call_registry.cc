@@ -5,9 +5,17 @@
 
 namespace withy::orchestrator {
 
-bool CallRegistry::BeginRequest(const RequestName& name) {
+absl::Status CallRegistry::BeginRequest(const RequestName& name, const CallControl& control) {
+  constexpr absl::Duration kLook = absl::Milliseconds(50);  // whether the caller is still there
   absl::MutexLock lock(&mutex_);
-  return in_flight_.insert(name).second;
+  const auto free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !in_flight_.contains(name);
+  };
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {
+    if (absl::Status ended = control.Check(); !ended.ok()) return ended;
+  }
+  in_flight_.insert(name);
+  return absl::OkStatus();
 }
 
 void CallRegistry::EndRequest(const RequestName& name) {

@@ -23,8 +23,9 @@ class CallRegistry {
   // App and request_id of a call.
   using RequestName = std::pair<std::string, std::string>;
 
-  // False: an answer for this name is being made.
-  bool BeginRequest(const RequestName& name);
+  // Waits while another answer for this name is being made or ends. Errors: those of
+  // CallControl::Check.
+  absl::Status BeginRequest(const RequestName& name, const CallControl& control);
   void EndRequest(const RequestName& name);
 
   // A call that Cancel can find for as long as this lives.

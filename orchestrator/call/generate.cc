@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/call_name.h"
 #include "base/clock.h"
 #include "base/ids.h"
@@ -76,10 +79,12 @@ class GenerateCall {
  private:
   absl::Status Answer();
   absl::Status Decide();
+  absl::Status TellStart();
   // Answers from the store when request_id was answered before.
   absl::StatusOr<bool> Replay();
   void JudgeReplayed(const v1::Decision& decision, int tokens, v1::LatencyReport& report) const;
   absl::Status RunOnWorker();
+  absl::Status RunUnlessNamed();
   absl::Status RunOnce(const v1::RunRequest& forwarded);
   v1::RunRequest ForwardedRequest() const;
   bool OnEvent(v1::RunResponse& event);
@@ -105,6 +110,7 @@ class GenerateCall {
   int64_t first_token_ns_ = 0;
   int64_t last_token_ns_ = 0;
   uint32_t tokens_ = 0;
+  bool start_told_ = false;
   bool finished_ = false;
   bool reader_gone_ = false;
 };
@@ -114,13 +120,7 @@ absl::Status GenerateCall::Run() {
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
   if (request_.request_id().empty()) return Answer();
   const CallRegistry::RequestName name(app_id_, request_.request_id());
-  if (!parts_.registry.BeginRequest(name)) {
-    return rpc::WithRetryAfter(
-        absl::AbortedError(absl::StrCat(
-            "request_id \"", request_.request_id(),
-            "\" is being answered right now: retry to get its result when it is done")),
-        500);
-  }
+  WITHY_RETURN_IF_ERROR(parts_.registry.BeginRequest(name, control_));
   absl::Status status = Answer();
   parts_.registry.EndRequest(name);
   return status;
@@ -134,6 +134,7 @@ absl::Status GenerateCall::Answer() {
   if (replayed) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
+  if (prepared_.queue_position > 0) WITHY_RETURN_IF_ERROR(TellStart());
   const RunsScope runs(parts_.prober);
   WITHY_RETURN_IF_ERROR(parts_.calls.WaitForSlot(
       prepared_.lane, prepared_.turn, prepared_.plan.work, prepared_.plan.demand, control_));
@@ -144,11 +145,17 @@ absl::Status GenerateCall::Answer() {
   return RunOnWorker();
 }
 
-// Decides, and tells the caller.
 absl::Status GenerateCall::Decide() {
   WITHY_ASSIGN_OR_RETURN(prepared_, Prepare(parts_, app_id_, request_, call_, control_.deadline()));
   decision_ = wire::ToWire(prepared_.plan.decision);
   parts_.metrics.Decided(decision_.reason(), prepared_.pruned.pruned_words);
+  return absl::OkStatus();
+}
+
+// Tells the caller what was decided, once: when the call begins to wait, or else when a worker has
+// taken it, because a worker that was restarted since is decided for anew.
+absl::Status GenerateCall::TellStart() {
+  if (std::exchange(start_told_, true)) return absl::OkStatus();
   v1::GenerateResponse message;
   v1::GenerateStarted& started = *message.mutable_started();
   started.set_call_id(CallName(call_.id));
@@ -181,7 +188,7 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   started.set_replayed(true);
   started.set_model(result.model());
   started.set_answer_begins_in_thought(result.finished().answer_begins_in_thought());
-  sink_(std::move(message));
+  if (!std::exchange(start_told_, true)) sink_(std::move(message));
   message.Clear();
   message.mutable_delta()->set_text(result.finished().text());
   *message.mutable_delta()->mutable_tokens() = std::move(*result.mutable_tokens());
@@ -206,7 +213,7 @@ void GenerateCall::JudgeReplayed(const v1::Decision& decision, int tokens,
 // A worker that dies before the first token, or was restarted since the call was decided, is given
 // one more chance: nobody has seen anything of the answer yet.
 absl::Status GenerateCall::RunOnWorker() {
-  absl::Status status = RunOnce(ForwardedRequest());
+  absl::Status status = RunUnlessNamed();
   if (!WorkerWent(status)) return status;
   spdlog::warn("call {}: {}{}", CallName(call_.id), std::string(status.message()),
                tokens_ == 0 ? "; trying once more" : "");
@@ -222,7 +229,24 @@ absl::Status GenerateCall::RunOnWorker() {
   parts_.metrics.Retried();
   // It may serve another model now.
   WITHY_RETURN_IF_ERROR(Decide());
-  return RunOnce(ForwardedRequest());
+  return RunUnlessNamed();
+}
+
+// Runs the call. Where the worker still ends an answer to the same request_id, whose caller has
+// left, waits until that is over; it may have been stored.
+absl::Status GenerateCall::RunUnlessNamed() {
+  constexpr absl::Duration kLook = absl::Milliseconds(50);
+  const absl::Time give_up = absl::Now() + kRestartWait;
+  while (true) {
+    absl::Status status = RunOnce(ForwardedRequest());
+    const bool named = absl::IsAborted(status) && !request_.request_id().empty() &&
+                       absl::StrContains(status.message(), "request_id");
+    if (!named || tokens_ > 0 || absl::Now() >= give_up) return status;
+    absl::SleepFor(kLook);
+    WITHY_RETURN_IF_ERROR(control_.Check());
+    WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
+    if (replayed) return absl::OkStatus();
+  }
 }
 
 absl::Status GenerateCall::RunOnce(const v1::RunRequest& forwarded) {
@@ -276,6 +300,8 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
 
 bool GenerateCall::OnEvent(v1::RunResponse& event) {
   parts_.workers.TellSlowdown(prepared_.lane, event.board_slowdown());
+  reader_gone_ = reader_gone_ || !TellStart().ok();
+  if (reader_gone_) return false;
   switch (event.event_case()) {
     case v1::RunResponse::kAccepted:
       return true;

@@ -30,6 +30,8 @@ namespace withy::orchestrator {
 namespace {
 
 constexpr absl::Duration kStoreTime = absl::Seconds(10);
+// How often health is looked at.
+constexpr int64_t kReadyRetryMs = 1000;
 constexpr char kListenRemedy[] = "set it to a free HOST:PORT, or leave it out for no HTTP";
 
 std::string TokenOf(const http::RequestHead& head) {
@@ -95,6 +97,7 @@ class HttpDoor::Server {
   };
 
   void Handle(http::Exchange& exchange);
+  void Health(HttpReply& reply) const;
   absl::Status Models(const http::RequestHead& head, HttpReply& reply, std::string_view name);
   void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
   absl::Status Run(Call& call);
@@ -141,14 +144,14 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   const http::RequestHead& head = exchange.head();
   const std::string& path = head.path;
   constexpr std::string_view kModels = "/v1/models";
-  const bool health = path == "/health";
+  const bool health = path == "/health" || path == "/ready";
   const bool models = path == kModels || path.starts_with("/v1/models/");
   const bool chat = path == "/v1/chat/completions";
   if (!health && !models && !chat && path != "/v1/completions" && path != "*") {
     return reply.RespondError(absl::NotFoundError(
         absl::StrCat(path,
                      " is not served: there are /v1/models, /v1/chat/completions, "
-                     "/v1/completions and /health")));
+                     "/v1/completions, /health and /ready")));
   }
   const std::string_view methods = health || models ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   const std::string allow = absl::StrCat("Allow: ", ToAbsl(methods), "\r\n");
@@ -163,7 +166,7 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
         allow);
   }
   if (health) {
-    reply.Respond(200, "{\"status\":\"ok\"}");
+    Health(reply);
   } else if (models) {
     const absl::Status status =
         Models(head, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
@@ -171,6 +174,13 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   } else {
     Answer(exchange, reply, chat ? OpenAiKind::kChat : OpenAiKind::kCompletion);
   }
+}
+
+// Whether a call could be answered now.
+void HttpDoor::Server::Health(HttpReply& reply) const {
+  const std::string why = gateway_.readiness().Why();
+  if (why.empty()) return reply.Respond(200, "{\"status\":\"ok\"}");
+  reply.RespondError(rpc::WithRetryAfter(absl::UnavailableError(why), kReadyRetryMs));
 }
 
 absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& reply,
@@ -211,9 +221,7 @@ void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAi
   absl::StatusOr<OpenAiCall> asked = ParseOpenAiCall(kind, body, headers);
   if (!asked.ok()) return reply.RespondError(asked.status());
   if (const absl::Status admitted = gateway_.Arrive(incoming.id); !admitted.ok()) {
-    return reply.RespondError(absl::IsResourceExhausted(admitted)
-                                  ? rpc::WithRetryAfter(admitted, gateway_.RetryAfterMs())
-                                  : admitted);
+    return reply.RespondError(admitted);
   }
   AdmittedScope scope(gateway_, incoming.id);
   const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());

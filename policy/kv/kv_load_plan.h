@@ -1,6 +1,6 @@
 // Which missing chunks of a context are read from disk and which are recomputed from the text while
-// the disk is busy, and how that is revised while it happens. Pure. Neighbours: the worker and
-// context_store carry the two sides out.
+// the disk is busy, as planned before it begins. Pure. Neighbours: kv_load_progress.h goes on from
+// there; the worker and context_store carry the two sides out.
 //
 // Both sides run at the same time, so loading takes max(T_re, T_IO), eq. 4. The first chunks are
 // recomputed, so that no recomputed one waits for one that is read: a recomputed chunk attends to

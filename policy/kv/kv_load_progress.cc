@@ -168,7 +168,7 @@ size_t KvLoadProgress::CutNear(size_t begin) const {
 }
 
 bool KvLoadProgress::WorkerIsSooner(size_t begin, double now_ms) const {
-  if (closed_ || back_ > options_.recomputable) return false;
+  if (back_ > options_.recomputable) return false;
   if (groups_.empty() && recompute_.dealt_ms <= 0) return false;  // nobody would do anything
   const double read_slowdown = this->read_slowdown(now_ms);
   const double recompute_slowdown = this->recompute_slowdown(now_ms);
@@ -235,7 +235,7 @@ std::optional<uint32_t> KvLoadProgress::TakeBack(double now_ms) {
 
 KvLoadProgress::Yield KvLoadProgress::NextYield(size_t most, double now_ms) {
   Yield yield{.begin = front_, .end = front_};
-  if (closed_ || most == 0) return yield;
+  if (most == 0) return yield;
   if (front_ >= std::min(back_, options_.recomputable)) {
     if (!all_dealt()) return yield;
     yield.cancelled = TakeBack(now_ms);
@@ -259,9 +259,9 @@ void KvLoadProgress::OnRecomputed(size_t end, double now_ms) {
 }
 
 void KvLoadProgress::Return(size_t count) {
-  closed_ = true;
   recompute_.dealt_ms = std::max(0.0, recompute_.dealt_ms - RecomputeMs(front_ - count, front_));
   front_ -= count;
+  ReadFrom(front_);
 }
 
 }  // namespace withy::policy

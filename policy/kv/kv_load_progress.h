@@ -1,7 +1,7 @@
 // A load of missing KV while it runs: the disk reads groups of chunks from the back, the worker
 // recomputes chunks from the front, until they meet. Where that is depends on the speeds that both
-// show, so costs that are wrong by ten cost little. Pure. Neighbour: kv_load_plan.h has the costs
-// and the plan that a load begins with.
+// show, so costs that are wrong by ten cost little. Pure. Neighbours: kv_load_plan.h has the costs
+// and the plan that a load begins with, kv_load_source.h drives this beside the load's state.
 //
 //   while (!progress.done()) {
 //     // whenever fewer than kGroups are being read:  progress.NextGroup(now), to be begun
@@ -19,6 +19,7 @@
 // recomputed is Cake's (arXiv 2410.03065); ours adds speeds, taking back, and the tail.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -83,11 +84,12 @@ class KvLoadProgress {
   Yield NextYield(size_t most, double now_ms);
   // The worker has computed all of its chunks below this one.
   void OnRecomputed(size_t end, double now_ms);
-  // The last `count` chunks of the latest yield find no room: they are read. There is no further
-  // yield.
+  // The last `count` chunks of the latest yield find no room: they are read, as all behind them.
   void Return(size_t count);
-  // No further yield: the worker computes behind the context.
-  void Close() { closed_ = true; }
+  // The chunks from this one on that are not the worker's yet will not be.
+  void ReadFrom(size_t chunk) {
+    options_.recomputable = std::min(options_.recomputable, std::max(chunk, front_));
+  }
 
   // Whether every chunk is dealt out.
   bool all_dealt() const { return front_ == back_; }
@@ -134,7 +136,7 @@ class KvLoadProgress {
   // Ends the reading of the group begun last, if the worker is faster with it.
   std::optional<uint32_t> TakeBack(double now_ms);
 
-  const LoadProgressOptions options_;
+  LoadProgressOptions options_;
   // Sums over the chunks before each index.
   std::vector<double> read_ms_, recompute_ms_;
   std::vector<uint64_t> bytes_;
@@ -144,7 +146,6 @@ class KvLoadProgress {
   size_t back_ = 0;           // chunks from here on are there or are being read
   std::deque<Group> groups_;  // being read, in their order
   uint32_t last_group_ = 0;
-  bool closed_ = false;
   bool read_reported_ = false;
   Side read_;
   Side recompute_;

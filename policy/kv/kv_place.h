@@ -19,7 +19,6 @@ struct KvResident {
   KvFormatIndex format = 0;
   // Format of the copy on disk, which may have more or fewer bits. None: there is no copy.
   std::optional<KvFormatIndex> copy = std::nullopt;
-  bool operator==(const KvResident&) const = default;
 };
 
 }  // namespace withy::policy

@@ -64,20 +64,15 @@ class CallLeases::Events final : public LeaseEvents {
   void OnShared(std::vector<ResidentChunk> chunks) override {
     With([&](CallLeases& leases) { leases.TakeShared(preparing_, std::move(chunks)); });
   }
-  // The step that waits for blocks goes on; another one need not be left for that.
-  void OnArrival() override {
+  void OnLoad(LoadEvent event) override {
+    // The step that waits for layers goes on; another one need not be left for them.
+    const bool interrupts = event.what.kind != policy::KvLoadEvent::Kind::kLayers;
     With([&](CallLeases& leases) {
       leases.inbox_.Post(
-          [&results = leases.results_, ticket = ticket_] { results.OnArrival(ticket); },
-          /*interrupts=*/false);
-    });
-  }
-  void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) override {
-    With([&](CallLeases& leases) {
-      leases.inbox_.Post([&results = leases.results_, ticket = ticket_,
-                          recompute = std::move(recompute), arrived_blocks]() mutable {
-        results.OnRevised(ticket, std::move(recompute), arrived_blocks);
-      });
+          [&results = leases.results_, ticket = ticket_, event = std::move(event)]() mutable {
+            results.OnLoad(ticket, std::move(event));
+          },
+          interrupts);
     });
   }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
@@ -207,12 +202,12 @@ void CallLeases::ClaimAhead(Call& call) {
   if (const auto range = call.session->NextClaim(rows)) {
     call.lease->Claim(range->first, range->count);
   }
-  TakeOverAhead(call);
+  YieldAhead(call);
 }
 
-void CallLeases::TakeOverAhead(Call& call) {
-  if (const auto more = call.session->NextTakeOver(PromptRowsAhead(env_))) {
-    call.lease->Recompute(more->computed_before, more->chunks);
+void CallLeases::YieldAhead(Call& call) {
+  if (const auto more = call.session->NextYield(PromptRowsAhead(env_), clock_.SteadyNanos())) {
+    call.lease->Yield(more->computed_before, more->chunks);
   }
 }
 

@@ -27,10 +27,7 @@ class LeaseResults {
  public:
   virtual ~LeaseResults() = default;
   virtual void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) = 0;
-  // KV that is read from disk for the call has come, or cannot come.
-  virtual void OnArrival(Ticket ticket) = 0;
-  virtual void OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute,
-                         uint64_t arrived_blocks) = 0;
+  virtual void OnLoad(Ticket ticket, LoadEvent event) = 0;
   virtual void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) = 0;
   virtual void OnCommitted(Ticket ticket) = 0;
   virtual void OnBroken(Ticket ticket, absl::Status status) = 0;
@@ -49,11 +46,11 @@ class CallLeases {
   // Opens the call's lease; OnPrepared, OnBroken follow. Errors: as LeaseSource::Open.
   absl::Status Open(Call& call);
   // Claims blocks for the rows of the call's next steps; OnClaimed follows when any are missing. As
-  // TakeOverAhead, too.
+  // YieldAhead, too.
   void ClaimAhead(Call& call);
   // Asks for chunks to compute instead of waiting for their reading, where the call would have
-  // nothing else to compute; OnRevised follows.
-  void TakeOverAhead(Call& call);
+  // nothing else to compute; OnLoad follows.
+  void YieldAhead(Call& call);
   // Commits what the call has computed and answered; OnCommitted or OnBroken follows.
   // Errors: INTERNAL when too many tasks wait.
   absl::Status Commit(const Call& call);

@@ -15,8 +15,6 @@ namespace {
 
 // How often a paused call looks whether its reader has caught up.
 constexpr absl::Duration kPausedPoll = absl::Milliseconds(5);
-// How often a call that waits for KV asks for chunks to compute instead.
-constexpr absl::Duration kLoadPoll = absl::Milliseconds(10);
 
 absl::Status CancelledEarly() { return absl::CancelledError("cancelled before its first token"); }
 
@@ -69,9 +67,9 @@ absl::Duration CallLifecycle::IdleWait() const {
   });
   if (paused) return kPausedPoll;
   const bool loads = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
-    return entry.second->kv_wait_since_ns != 0;
+    return entry.second->phase == CallPhase::kRunning && entry.second->session->load().waits();
   });
-  return loads ? kLoadPoll : absl::InfiniteDuration();
+  return loads ? absl::Nanoseconds(policy::kAskForYieldNs) : absl::InfiniteDuration();
 }
 
 void CallLifecycle::CancelRebuilds() {
@@ -131,21 +129,8 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
   call->sink->Accepted({.reused_tokens = usage.reused_tokens,
                         .prefill_tokens = usage.prefilled_tokens,
                         .queue_position = call->queue_position});
-  OnArrival(ticket);  // what came while it was prepared
-}
-
-void CallLifecycle::OnArrival(Ticket ticket) {
-  Call* call = Find(ticket);
-  if (call == nullptr || call->phase != CallPhase::kRunning) return;
-  call->kv_seen_ns = clock_.SteadyNanos();
-  if (!call->session->has_lost_chunks()) {
-    leases_.TakeOverAhead(*call);
-    return;  // the round that follows goes on with the step that waits
-  }
-  metrics_.Faulted();
-  runner_.AbandonStepOf(*call);
-  call->session->GiveUpLost();
-  leases_.ClaimAhead(*call);
+  for (LoadEvent& event : std::exchange(call->early_load, {})) OnLoad(ticket, std::move(event));
+  if (Call* left = Find(ticket); left != nullptr) leases_.YieldAhead(*left);
 }
 
 // Of calls that wait for KV: asks again for chunks to compute meanwhile, and gives up what does not
@@ -154,41 +139,50 @@ void CallLifecycle::FollowLoads() {
   const int64_t now = clock_.SteadyNanos();
   for (const auto& [ticket, call] : calls_) {
     if (call->phase != CallPhase::kRunning) continue;
-    if (call->kv_wait_since_ns == 0 && call->session->held_by_load()) {
-      call->kv_wait_since_ns = call->kv_seen_ns = now;
+    policy::KvLoad& load = call->session->load();
+    if (call->session->held_by_load()) load.BeginWait(now);
+    switch (load.NextStep(now)) {
+      case policy::KvLoad::Next::kNothing:
+        break;
+      case policy::KvLoad::Next::kAsk:
+        leases_.YieldAhead(*call);
+        break;
+      case policy::KvLoad::Next::kGiveUp:
+        load.EndWait();
+        GiveUp(*call, load.Find(policy::KvLoad::Chunk::kReading));
     }
-    if (call->kv_wait_since_ns == 0) continue;
-    if (now - call->kv_asked_ns > absl::ToInt64Nanoseconds(kLoadPoll)) {
-      call->kv_asked_ns = now;
-      call->session->MayTakeOverAgain();
-      leases_.TakeOverAhead(*call);
-    }
-    if (now - std::max(call->kv_wait_since_ns, call->kv_seen_ns) <= policy::kStuckLoadNs) continue;
-    metrics_.Faulted();
-    call->kv_wait_since_ns = 0;
-    runner_.AbandonStepOf(*call);
-    call->session->GiveUpLoading();
-    leases_.ClaimAhead(*call);
   }
 }
 
-void CallLifecycle::OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute,
-                              uint64_t arrived_blocks) {
+// What waits for KV goes on by itself in the round that follows.
+void CallLifecycle::OnLoad(Ticket ticket, LoadEvent event) {
   Call* call = Find(ticket);
+  if (call != nullptr && call->phase == CallPhase::kOpening) {
+    call->early_load.push_back(std::move(event));
+  }
   if (call == nullptr || call->phase != CallPhase::kRunning) return;
-  if (runner_.IsUnderWay(*call)) {
+  const bool yields = event.what.kind == policy::KvLoadEvent::Kind::kYielded;
+  if (yields && runner_.IsUnderWay(*call)) {
     return runner_.Defer(
-        [this, ticket, recompute = std::move(recompute), arrived_blocks]() mutable {
-          OnRevised(ticket, std::move(recompute), arrived_blocks);
-        });
+        [this, ticket, event = std::move(event)]() mutable { OnLoad(ticket, std::move(event)); });
   }
-  if (arrived_blocks > call->kv_arrived_blocks || !recompute.empty()) {
-    call->kv_arrived_blocks = arrived_blocks;
-    call->kv_seen_ns = clock_.SteadyNanos();
-  }
-  const absl::Status taken = call->session->TakeOver(recompute);
+  const absl::Status taken = call->session->OnLoad(event, clock_.SteadyNanos());
   if (!taken.ok()) return Fail(*call, taken);
-  if (!recompute.empty()) leases_.ClaimAhead(*call);
+  const uint32_t lost = call->session->load().Find(policy::KvLoad::Chunk::kLost);
+  if (lost != policy::KvLoad::kNone) {
+    GiveUp(*call, lost);
+  } else if (!event.slots.empty()) {
+    leases_.ClaimAhead(*call);
+  } else if (!yields) {
+    leases_.YieldAhead(*call);
+  }
+}
+
+void CallLifecycle::GiveUp(Call& call, uint32_t chunk) {
+  metrics_.Faulted();
+  runner_.AbandonStepOf(call);
+  call.session->GiveUp(chunk);
+  leases_.ClaimAhead(call);
 }
 
 void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {
@@ -204,10 +198,9 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
     return added.ok() ? leases_.ClaimAhead(*call) : Fail(*call, added);
   }
   call->session->ClaimRefused();
-  // It asks again when it has used what it has, or given up what is lost.
-  if (call->session->has_lost_chunks()) return;
+  // It asks again when it has used what it has.
   if (call->session->ready_rows() > 0 && !call->request.rebuild) return;
-  if (!call->session->has_answer()) {
+  if (call->session->answer().tokens() == 0) {
     return Fail(*call, absl::ResourceExhaustedError(
                            absl::StrCat("the KV arena is full (", refused,
                                         "): retry later, or raise store.arena_bytes")));
@@ -220,7 +213,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
 // A call that has ended is committed, another one claims the blocks of its next rows.
 void CallLifecycle::OnComputed(Call& call) {
   const bool rebuilt = call.request.rebuild && call.session->pending_rows() == 0;
-  if (!call.session->finished() && !rebuilt) return leases_.ClaimAhead(call);
+  if (!call.session->answer().finished() && !rebuilt) return leases_.ClaimAhead(call);
   call.unanswered = call.unanswered || rebuilt;
   Commit(call);
 }
@@ -246,7 +239,7 @@ void CallLifecycle::Stop(Ticket ticket, const absl::Status& why) {
     return runner_.Defer([this, ticket, why] { Stop(ticket, why); });
   }
   const bool running = call->phase == CallPhase::kRunning;
-  if (running && call->session->has_answer()) {
+  if (running && call->session->answer().tokens() > 0) {
     call->sink->Delta(call->session->Finish(engine::FinishReason::kCancelled));
     call->broken_off = !why.ok();
     call->ended = why;

@@ -74,14 +74,14 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   void Open(Call& call);
   void StopStalled();
   void FollowLoads();
+  void GiveUp(Call& call, uint32_t chunk);
   void Commit(Call& call);
   void Fail(Call& call, const absl::Status& status);
   void Erase(Ticket ticket);
   void PublishLoad();
 
   void OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) override;
-  void OnArrival(Ticket ticket) override;
-  void OnRevised(Ticket ticket, std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) override;
+  void OnLoad(Ticket ticket, LoadEvent event) override;
   void OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) override;
   void OnCommitted(Ticket ticket) override;
   void OnBroken(Ticket ticket, absl::Status status) override;

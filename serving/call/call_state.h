@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "policy/call/pace.h"
@@ -35,11 +36,8 @@ struct Call {
   std::shared_ptr<Session> session;  // shared with the background task that commits it
   CallTimes times;
   int64_t phase_since_ns = 0;
-  int64_t paused_since_ns = 0;     // 0 = its reader keeps up
-  int64_t kv_wait_since_ns = 0;    // it stands still until KV has been read; 0 = it does not
-  int64_t kv_seen_ns = 0;          // the store's last news of that reading
-  uint64_t kv_arrived_blocks = 0;  // read so far, by those news
-  int64_t kv_asked_ns = 0;         // when it last asked for chunks to compute instead
+  int64_t paused_since_ns = 0;        // 0 = its reader keeps up
+  std::vector<LoadEvent> early_load;  // came before its session
   policy::Pacer pacer;
   std::unique_ptr<CallDrafts> drafts;  // null: nothing was drafted yet
   bool level_changed = false;          // and no token of the new level has been told

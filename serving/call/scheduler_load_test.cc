@@ -67,10 +67,7 @@ class SchedulerLoadTest : public testing::Test {
         states_[chunk] = state;
       }
       store.on_opened = [this](OpenedLease* opened) {
-        for (const auto& [chunk, changed] : states_) {
-          opened->resident[chunk].state = changed;
-          if (changed == State::kLoading) opened->arrival = arrival_;
-        }
+        for (const auto& [chunk, changed] : states_) opened->resident[chunk].state = changed;
       };
     });
   }
@@ -83,22 +80,25 @@ class SchedulerLoadTest : public testing::Test {
   }
   // How often the worker has asked for chunks to compute instead of waiting for them.
   int Asked() {
-    return rig_.store.With([](FakeStore::State& state) { return state.recompute_asked; });
+    return rig_.store.With([](FakeStore::State& state) { return state.yields_asked; });
   }
   // A layer of the chunks that are read has come from disk.
   void Arrive(int32_t layer) {
     const size_t block = ChunkBytes() / kLayers;
     rig_.store.With([&](FakeStore::State& store) {
       for (const auto& [chunk, state] : states_) {
-        if (state != State::kLoading) continue;
-        if (static_cast<int32_t>(chunk) >= arrival_->failed()) continue;
+        if (state != State::kReading) continue;
+        if (chunk >= failed_) continue;
         const size_t offset = static_cast<size_t>(layer) * block;
         std::memcpy(store.arena->memory().base + resident_[chunk].where.slot.offset() + offset,
                     bytes_[chunk].data() + offset, block);
       }
     });
-    arrival_->SetReady(layer + 1);
-    rig_.store.TellArrival();
+    rig_.store.TellLayers(layer + 1);
+  }
+  void Fail(uint32_t chunk) {
+    failed_ = chunk;
+    rig_.store.TellFailed(chunk);
   }
 
   ForwardClock clock_;
@@ -107,12 +107,12 @@ class SchedulerLoadTest : public testing::Test {
   std::vector<ResidentChunk> resident_;
   std::vector<std::vector<std::byte>> bytes_;  // of each chunk
   std::map<size_t, State> states_;
-  std::shared_ptr<KvArrival> arrival_ = std::make_shared<KvArrival>();
+  std::atomic<uint32_t> failed_ = policy::KvLoad::kNone;  // and what lies behind it
 };
 
 TEST_F(SchedulerLoadTest, ACallWaitsForTheLayersThatItNeeds) {
   const Reference reference = AnswerOf("more");
-  Set({1, 3}, State::kLoading);
+  Set({1, 3}, State::kReading);
   const auto call = Begin();
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     EXPECT_EQ(call.sink->tokens(), 0);
@@ -132,7 +132,7 @@ TEST_F(SchedulerLoadTest, HolesAreComputedWhereverTheyAre) {
   for (size_t chunk = 0; chunk + 1 < resident_.size(); ++chunk) {
     if (random() % 2 == 0) holes.insert(chunk);
   }
-  Set(holes, State::kRecompute);
+  Set(holes, State::kToCompute);
   const auto call = rig_.Submit(Rig::Ask("c", "more", 8));
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -153,8 +153,8 @@ TEST_F(SchedulerLoadTest, HolesAreComputedWhereverTheyAre) {
 
 TEST_F(SchedulerLoadTest, TheFrontIsComputedWhileTheRestIsRead) {
   const Reference reference = AnswerOf("more");
-  Set({0, 1}, State::kRecompute);
-  Set({2, 3}, State::kLoading);
+  Set({0, 1}, State::kToCompute);
+  Set({2, 3}, State::kReading);
   const auto call = Begin();
   for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
   ASSERT_TRUE(call.sink->Wait().ok());
@@ -163,43 +163,42 @@ TEST_F(SchedulerLoadTest, TheFrontIsComputedWhileTheRestIsRead) {
 
 TEST_F(SchedulerLoadTest, WhatCannotBeReadIsComputed) {
   const Reference reference = AnswerOf("more");
-  Set({1, 2, 3}, State::kLoading);
+  Set({1, 2, 3}, State::kReading);
   const auto call = Begin();
-  arrival_->SetFailed(2);
-  rig_.store.TellArrival();
+  Fail(2);
   for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
 }
 
-// The step that waits for the last layer goes on before the call hears of the failure.
+// The step that waits for the last layer is told of the failure and of that layer at once.
 TEST_F(SchedulerLoadTest, AStepThatHasReadWhatIsLostIsComputedAgain) {
   const Reference reference = AnswerOf("more");
-  Set({1, 2, 3}, State::kLoading);
-  stepped_.on_step = [&] {
-    if (arrival_->layers_ready() != 1 || arrival_->failed() != KvArrival::kNone) return;
-    arrival_->SetFailed(2);
+  Set({1, 2, 3}, State::kReading);
+  std::atomic<bool> arrived = false;
+  stepped_.on_step = [&, told = false]() mutable {
+    if (!arrived || std::exchange(told, true)) return;
+    Fail(2);
     for (int32_t layer = 1; layer < kLayers; ++layer) Arrive(layer);
   };
   const auto call = Begin();
+  arrived = true;
   Arrive(0);
   ASSERT_TRUE(call.sink->Wait().ok());
-  EXPECT_EQ(arrival_->failed(), 2);
+  EXPECT_EQ(failed_, 2u);
   EXPECT_EQ(call.sink->text(), reference.text);
 }
 
 // Chunks are read from the back: a later failure may be of an earlier chunk.
 TEST_F(SchedulerLoadTest, AnEarlierChunkThatIsLostLaterIsComputed) {
   const Reference reference = AnswerOf("more");
-  Set({0, 1, 2, 3}, State::kLoading);
+  Set({0, 1, 2, 3}, State::kReading);
   const auto call = Begin();
-  arrival_->SetFailed(3);
-  rig_.store.TellArrival();
+  Fail(3);
   ASSERT_TRUE(Eventually([&] {
     return rig_.store.With([](FakeStore::State& state) { return state.claimed_from.contains(3); });
   })) << "chunk 3 is claimed to be computed";
-  arrival_->SetFailed(0);
-  rig_.store.TellArrival();
+  Fail(0);
   for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -208,8 +207,11 @@ TEST_F(SchedulerLoadTest, AnEarlierChunkThatIsLostLaterIsComputed) {
 // The failure is known before the call is prepared.
 TEST_F(SchedulerLoadTest, NothingCanBeRead) {
   const Reference reference = AnswerOf("more");
-  Set({0, 1, 2, 3}, State::kLoading);
-  arrival_->SetFailed(0);
+  Set({0, 1, 2, 3}, State::kReading);
+  rig_.store.With([](FakeStore::State& store) {
+    store.after_opening = {
+        {.what = {.kind = policy::KvLoadEvent::Kind::kFailed, .change = 1, .chunks = {0}}}};
+  });
   const auto call = rig_.Submit(Rig::Ask("c", "more", 8));
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -217,7 +219,7 @@ TEST_F(SchedulerLoadTest, NothingCanBeRead) {
 
 TEST_F(SchedulerLoadTest, ADiskThatHangsHoldsNothingUp) {
   const Reference reference = AnswerOf("more");
-  Set({1, 2, 3}, State::kLoading);
+  Set({1, 2, 3}, State::kReading);
   const auto call = Begin();
   clock_.forward_ns = 10 * kNanosPerSecond;
   ASSERT_TRUE(call.sink->Wait().ok());
@@ -226,7 +228,7 @@ TEST_F(SchedulerLoadTest, ADiskThatHangsHoldsNothingUp) {
 
 TEST_F(SchedulerLoadTest, OtherCallsAreComputedMeanwhile) {
   const Reference reference = AnswerOf("more");
-  Set({1}, State::kLoading);
+  Set({1}, State::kReading);
   const auto waiting = Begin();
   rig_.store.With([](FakeStore::State& state) { state.on_opened = nullptr; });
   const auto other = rig_.Submit(Rig::Ask("", "hello", 12));
@@ -237,19 +239,19 @@ TEST_F(SchedulerLoadTest, OtherCallsAreComputedMeanwhile) {
   EXPECT_EQ(AnswerOf("more").text, reference.text);
 }
 
-// The worker takes chunks over one after the other; those that nobody reads any more are never
+// Chunks are yielded to the worker one after the other; those that nobody reads any more are never
 // waited for.
-TEST_F(SchedulerLoadTest, ChunksThatAreReadTooSlowlyAreTakenOver) {
+TEST_F(SchedulerLoadTest, ChunksThatAreReadTooSlowlyAreYielded) {
   const Reference reference = AnswerOf("more");
   const auto chunks = static_cast<int32_t>(resident_.size());
   std::set<size_t> all;
   for (size_t chunk = 0; chunk + 1 < resident_.size(); ++chunk) all.insert(chunk);
-  Set(all, State::kLoading);
+  Set(all, State::kReading);
   int32_t next = 0;
   std::vector<int32_t> computed;
   rig_.store.With([&](FakeStore::State& store) {
-    store.on_recompute = [&, asked = 0](FakeStore::State& state, int32_t computed_before,
-                                        int32_t most) mutable {
+    store.on_yield = [&, asked = 0](FakeStore::State& state, int32_t computed_before,
+                                    int32_t most) mutable {
       std::vector<ChunkSlot> left;
       computed.push_back(computed_before);
       EXPECT_GT(most, 0);
@@ -257,7 +259,6 @@ TEST_F(SchedulerLoadTest, ChunksThatAreReadTooSlowlyAreTakenOver) {
       left.push_back({.chunk = next, .slot = {*state.free.begin()}});
       state.free.erase(state.free.begin());
       states_.erase(static_cast<size_t>(next++));
-      arrival_->AddRevision();
       return left;
     };
   });
@@ -276,30 +277,34 @@ TEST_F(SchedulerLoadTest, ChunksThatAreReadTooSlowlyAreTakenOver) {
       EXPECT_EQ(state.commits.back().chunks[chunk].identity, resident_[chunk].name.identity);
     }
     state.on_opened = nullptr;
-    state.on_recompute = nullptr;
+    state.on_yield = nullptr;
   });
   const auto next_call = rig_.Submit(Rig::Ask("c", "and more", 8));
   ASSERT_TRUE(next_call.sink->Wait().ok());
   EXPECT_EQ(rig_.store.With([](FakeStore::State& state) { return state.faults; }), 0);
 }
 
-// A layer that is seen before the hand-over which came first waits for it.
-TEST_F(SchedulerLoadTest, NoLayerOvertakesAHandOver) {
+// A layer that is heard of before the yield which came first waits for it.
+TEST_F(SchedulerLoadTest, NoLayerOvertakesAYield) {
   const Reference reference = AnswerOf("more");
-  Set({1, 2, 3}, State::kLoading);
+  Set({1, 2, 3}, State::kReading);
   const auto call = Begin();
-  std::vector<ChunkSlot> left;
   rig_.store.With([&](FakeStore::State& store) {
-    // All is in place but chunk 1, whose slot holds other bytes: it is left to the worker.
-    left.push_back({.chunk = 1, .slot = {*store.free.begin()}});
-    store.free.erase(store.free.begin());
-    states_.erase(1);
-    arrival_->AddRevision();
-  });
-  for (int32_t layer = 0; layer < kLayers; ++layer) Arrive(layer);
-  EXPECT_EQ(call.sink->tokens(), 0);
-  rig_.store.With([&](FakeStore::State& store) {
-    store.on_recompute = [left](FakeStore::State&, int32_t, int32_t) { return left; };
+    store.on_yield = [&](FakeStore::State& state, int32_t, int32_t) {
+      if (!states_.contains(1)) return std::vector<ChunkSlot>();
+      // All is in place but chunk 1, whose slot holds other bytes: it is yielded.
+      states_.erase(1);
+      for (const auto& [chunk, was] : states_) {
+        std::memcpy(state.arena->memory().base + resident_[chunk].where.slot.offset(),
+                    bytes_[chunk].data(), ChunkBytes());
+      }
+      state.last_opened.lock()->OnLoad({.what = {.kind = policy::KvLoadEvent::Kind::kLayers,
+                                                 .change = state.load_changes,
+                                                 .layers = kLayers}});
+      const ChunkSlot left{.chunk = 1, .slot = {*state.free.begin()}};
+      state.free.erase(state.free.begin());
+      return std::vector{left};
+    };
   });
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
@@ -334,7 +339,7 @@ TEST(ContextKvHoles, CountAsAWalkDoes) {
       resident.push_back(
           {.where = {.chunk = chunk, .slot = NthSlot(kOneLayer, static_cast<uint32_t>(chunk))},
            .name = names[static_cast<size_t>(chunk)],
-           .state = hole ? State::kRecompute : State::kLoading});
+           .state = hole ? State::kToCompute : State::kReading});
       for (int32_t i = 0; hole && i < 16; ++i) missing.insert(chunk * 16 + i);
     }
     for (int32_t i = chunks * 16; i < 200; ++i) missing.insert(i);

@@ -50,12 +50,6 @@ struct StepBatch {
     }
     return sum;
   }
-  // Whether it may have read KV that has turned out to be lost, and that its call has not given up
-  // yet: what it has computed is of no use.
-  bool HasLostChunks() const {
-    return std::any_of(parts.begin(), parts.end(),
-                       [](const Part& part) { return part.call->session->has_lost_chunks(); });
-  }
   // Whether it cannot go on before KV arrives.
   bool WaitsForKv() const { return pass != nullptr && pass->WaitsForKv(); }
 

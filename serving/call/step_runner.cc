@@ -59,7 +59,7 @@ bool StepRunner::Step() {
     return !StandsStill();
   }
   const std::unique_ptr<StepBatch> batch = std::move(under_way_);
-  if (!batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, logits_));
+  Continue(tokens_.HandOut(*batch, logits_));
   return true;
 }
 
@@ -67,7 +67,7 @@ bool StepRunner::Step() {
 bool StepRunner::StandsStill() {
   if (under_way_ == nullptr || !under_way_->WaitsForKv()) return false;
   for (const StepBatch::Part& part : under_way_->parts) {
-    if (part.call->kv_wait_since_ns == 0) part.call->kv_wait_since_ns = clock_.SteadyNanos();
+    part.call->session->load().BeginWait(clock_.SteadyNanos());
   }
   return true;
 }
@@ -78,7 +78,7 @@ void StepRunner::EndKvWait(StepBatch& batch) {
   const int64_t now = clock_.SteadyNanos();
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
-    const int64_t since = std::exchange(call.kv_wait_since_ns, 0);
+    const int64_t since = call.session->load().EndWait();
     if (since == 0) continue;
     call.times.load += now - since;
     call.phase_since_ns += now - since;
@@ -103,7 +103,7 @@ bool StepRunner::Preempt() {
     batch = PlanBatch();
     computed = !batch->plan.empty() && compute();
   }
-  if (computed && !batch->HasLostChunks()) Continue(tokens_.HandOut(*batch, preempting_logits_));
+  if (computed) Continue(tokens_.HandOut(*batch, preempting_logits_));
   FlushThoseWhoWait(*under_way_);
   return true;
 }
@@ -288,7 +288,7 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
 void StepRunner::Continue(std::span<Call* const> calls) {
   std::vector<Call*> decoding;
   for (Call* call : calls) {
-    if (!call->session->decoding() || call->session->finished()) continue;
+    if (!call->session->decoding() || call->session->answer().finished()) continue;
     if (const std::optional<size_t> level = LevelOf(model_.info(), *call)) {
       LowerLevel(*call, *level, call->pacer.Choose(levels_, *level, call->session->computed()));
     }
@@ -301,7 +301,7 @@ void StepRunner::Continue(std::span<Call* const> calls) {
 void StepRunner::DraftNext(std::span<Call* const> calls) {
   BesideCalls beside{.quiet = under_way_ == nullptr, .interrupt = inbox_.interrupt()};
   for (const auto& [ticket, other] : calls_) {
-    if (other->phase != CallPhase::kRunning || other->session->finished()) continue;
+    if (other->phase != CallPhase::kRunning || other->session->answer().finished()) continue;
     if (std::find(calls.begin(), calls.end(), other.get()) != calls.end()) continue;
     if (other->session->decoding()) ++beside.other_rows;
     beside.quiet = false;

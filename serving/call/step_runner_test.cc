@@ -69,7 +69,7 @@ class StepRunnerTest : public testing::Test, private StepResults {
 
   void OnComputed(Call& call) override {
     computed_.push_back(call.ticket);
-    if (call.session->finished()) call.phase = CallPhase::kCommitting;
+    if (call.session->answer().finished()) call.phase = CallPhase::kCommitting;
   }
   void OnRefused(Call& call, const absl::Status&) override { calls_.erase(call.ticket); }
 

@@ -69,7 +69,7 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
     ++call.steps;
-    const int32_t token = part.decode ? call.session->answered_tokens() : call.session->computed();
+    const int32_t token = part.decode ? call.session->answer().tokens() : call.session->computed();
     metrics_.Step(call.request.call_id, PhaseOf(part), part.rows, token, batch.started_ns,
                   ended_ns);
     call.session->Advance(part.rows);
@@ -107,7 +107,7 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
 
 // Picks a call's next tokens and tells them; false: the call has failed and is gone.
 bool StepTokens::TakeTokens(Call& call, std::span<const float> logits) {
-  const int32_t token = call.session->answered_tokens();
+  const int32_t token = call.session->answer().tokens();
   const int64_t started = clock_.SteadyNanos();
   const auto deltas = call.session->TakeLogits(logits);
   const int64_t now = clock_.SteadyNanos();
@@ -132,7 +132,7 @@ bool StepTokens::TakeTokens(Call& call, std::span<const float> logits) {
   for (const engine::AnswerDelta& delta : *deltas) {
     if (delta.token.has_value() || !delta.text.empty()) call.sink->Delta(delta);
   }
-  if (call.session->finished()) call.sink->Flush();  // the record comes first
+  if (call.session->answer().finished()) call.sink->Flush();  // the record comes first
   return true;
 }
 

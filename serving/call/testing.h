@@ -107,8 +107,10 @@ class FakeStore final : public LeaseSource {
     std::function<void(OpenedLease*)> on_opened;
     // What a lease that asks for chunks to compute is told.
     std::function<std::vector<ChunkSlot>(State& state, int32_t computed_before, int32_t most)>
-        on_recompute;
-    int recompute_asked = 0;
+        on_yield;
+    int yields_asked = 0;
+    uint32_t load_changes = 0;               // of the load of the lease that was told last
+    std::vector<LoadEvent> after_opening;    // told a lease when it is open
     std::set<int32_t> claimed_from;          // first chunks of the claims so far
     std::weak_ptr<LeaseEvents> last_opened;  // events of the lease that was told last
     // What other contexts have of the wanted chunks; null: nothing.
@@ -149,13 +151,26 @@ class FakeStore final : public LeaseSource {
     return use(*state_);
   }
 
-  // Tells the lease that was opened last that KV has arrived.
-  void TellArrival() {
-    const auto events = With([](State& state) { return state.last_opened.lock(); });
-    if (events != nullptr) Later([events] { events->OnArrival(); });
+  // Tells the lease that was opened last that layers have arrived, or that a chunk is lost.
+  void TellLayers(int32_t layers) {
+    TellLoad({.kind = policy::KvLoadEvent::Kind::kLayers, .layers = static_cast<uint32_t>(layers)});
+  }
+  void TellFailed(uint32_t chunk) {
+    TellLoad({.kind = policy::KvLoadEvent::Kind::kFailed, .chunks = {chunk}});
   }
 
  private:
+  void TellLoad(policy::KvLoadEvent what) {
+    Later([this, what = std::move(what)]() mutable {
+      const auto events = With([&](State& state) {
+        if (what.kind == policy::KvLoadEvent::Kind::kFailed) ++state.load_changes;
+        what.change = state.load_changes;
+        return state.last_opened.lock();
+      });
+      if (events != nullptr) events->OnLoad({.what = std::move(what)});
+    });
+  }
+
   class FakeLease final : public Lease, public std::enable_shared_from_this<FakeLease> {
    public:
     FakeLease(FakeStore& store, LeaseOpen open, std::shared_ptr<LeaseEvents> events)
@@ -193,16 +208,20 @@ class FakeStore final : public LeaseSource {
         }
       });
     }
-    void Recompute(int32_t computed_before, int32_t most) override {
+    void Yield(int32_t computed_before, int32_t most) override {
       store_.Later([self = shared_from_this(), computed_before, most] {
-        std::vector<ChunkSlot> left = self->store_.With([&](State& state) {
-          ++state.recompute_asked;
-          if (self->over_ || !state.on_recompute) return std::vector<ChunkSlot>();
-          std::vector<ChunkSlot> chunks = state.on_recompute(state, computed_before, most);
-          for (const ChunkSlot& chunk : chunks) self->claimed_[chunk.chunk] = chunk.slot.units;
-          return chunks;
+        LoadEvent event{.what = {.kind = policy::KvLoadEvent::Kind::kYielded}};
+        self->store_.With([&](State& state) {
+          ++state.yields_asked;
+          event.what.change = ++state.load_changes;
+          if (self->over_ || !state.on_yield) return;
+          event.slots = state.on_yield(state, computed_before, most);
+          for (const ChunkSlot& chunk : event.slots) {
+            self->claimed_[chunk.chunk] = chunk.slot.units;
+            event.what.chunks.push_back(static_cast<uint32_t>(chunk.chunk));
+          }
         });
-        self->events_->OnRevised(std::move(left), 0);
+        self->events_->OnLoad(std::move(event));
       });
     }
     void Commit(LeaseCommit commit) override {
@@ -242,6 +261,7 @@ class FakeStore final : public LeaseSource {
   }
 
   void SendOpened(const std::shared_ptr<FakeLease>& lease) {
+    std::vector<LoadEvent> told;
     OpenedLease opened = With([&](State& state) {
       const Context& context = state.contexts[lease->open_.context_id];
       OpenedLease made{
@@ -258,9 +278,12 @@ class FakeStore final : public LeaseSource {
       }
       if (state.on_opened) state.on_opened(&made);
       state.last_opened = lease->events_;
+      state.load_changes = static_cast<uint32_t>(state.after_opening.size());
+      told = state.after_opening;
       return made;
     });
     lease->events_->OnOpened(lease, std::move(opened));
+    for (LoadEvent& event : told) lease->events_->OnLoad(std::move(event));
   }
 
   // Free slots for `chunks` chunks; false: there are not enough.

@@ -5,23 +5,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/crc32c.h"
 #include "engine/kv/block.h"
 #include "engine/session/solo_answer.h"
+#include "serving/session/chunk_headers.h"
 
 namespace withy::serving {
 namespace {
 
-engine::KvBlockHeader ReadHeader(const std::byte* block) {
-  engine::KvBlockHeader header;
-  std::memcpy(&header, block, sizeof(header));
-  return header;
+uint32_t NextToCompute(const policy::KvLoad& load, int32_t from) {
+  return load.Find(policy::KvLoad::Chunk::kToCompute, static_cast<uint32_t>(std::max(from, 0)));
 }
 
-uint32_t PayloadChecksum(const std::byte* block, size_t block_bytes) {
-  return Crc32c(
-      0, {block + sizeof(engine::KvBlockHeader), block_bytes - sizeof(engine::KvBlockHeader)});
-}
+int32_t FirstToken(uint32_t chunk) { return static_cast<int32_t>(chunk) * engine::kChunkTokens; }
 
 }  // namespace
 
@@ -37,33 +32,6 @@ ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
       arena_(std::move(arena)),
       lowest_level_(static_cast<int32_t>(model.levels.size()) - 1) {}
 
-// A block that this attachment to the store wrote is not checked again. An older one is checked
-// byte by byte, and stamped so that the next call does not check it.
-bool ContextKv::HeadersMatch(const ResidentChunk& chunk) const {
-  const engine::KvSlot slot = chunk.where.slot;
-  if (!arena_->Holds(geometry_, slot)) return false;
-  for (int layer = 0; layer < geometry_.layers; ++layer) {
-    std::byte* block = arena_->At(slot.Block(geometry_, layer));
-    engine::KvBlockHeader header = ReadHeader(block);
-    if (header.layer != static_cast<uint32_t>(layer) || header.filled != chunk.name.tokens ||
-        header.format != slot.format ||
-        std::memcmp(header.identity, chunk.name.identity.data(), sizeof(header.identity)) != 0) {
-      return false;
-    }
-    if (header.epoch == arena_->epoch()) continue;
-    if (header.checksum != PayloadChecksum(block, geometry_.BlockBytes(slot.format))) return false;
-    header.epoch = arena_->epoch();
-    std::memcpy(block, &header, sizeof(header));
-  }
-  return true;
-}
-
-// A chunk that is not in its slot yet is named by the store; what the disk gives is checked there.
-bool ContextKv::IsThere(const ResidentChunk& chunk) const {
-  if (chunk.state == ResidentChunk::State::kResident) return HeadersMatch(chunk);
-  return arena_->Holds(geometry_, chunk.where.slot);
-}
-
 void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
                               const ReuseRules& rules) {
   std::vector<ChunkName> names;
@@ -73,7 +41,14 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   }
   const size_t named = namer_.MatchingChunks(names, ids);
   size_t matching = 0;
-  while (matching < named && IsThere(resident[matching])) ++matching;
+  // A chunk that is not in its slot yet is named by the store; what the disk gives is checked
+  // there.
+  const auto is_there = [this](const ResidentChunk& chunk) {
+    return chunk.state == ResidentChunk::State::kResident
+               ? HeadersMatch(*arena_, geometry_, chunk)
+               : arena_->Holds(geometry_, chunk.where.slot);
+  };
+  while (matching < named && is_there(resident[matching])) ++matching;
   // Chunks computed with segments that are left out now are no fault; they are claimed anew.
   if (matching < names.size() && !rules.rebuild && !rules.record_replaced) {
     const int32_t end =
@@ -84,21 +59,20 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     }
   }
   const auto end = static_cast<int32_t>(ids.size());
+  using State = ResidentChunk::State;
+  std::vector<State> states;
   for (size_t i = 0; i < matching; ++i) {
     // The last token of a prompt is always computed: the answer begins with its logits. A chunk
     // that has it already is not used, so that it is not written.
     if (!rules.rebuild && reused_tokens_ + names[i].tokens >= end) break;
-    if (resident[i].state == ResidentChunk::State::kRecompute) {
-      // Computed at another level it would have another name, and so would all that follow it.
-      if (names[i].level_percent != rules.level_percent) break;
-      recompute_.push_back(static_cast<int32_t>(i));
+    // Computed at another level it would have another name, and so would all that follow it.
+    if (resident[i].state == State::kToCompute && names[i].level_percent != rules.level_percent) {
+      break;
     }
-    if (resident[i].state == ResidentChunk::State::kLoading) {
-      loading_.push_back(static_cast<int32_t>(i));
-    }
+    states.push_back(resident[i].state);
     Reuse(resident[i], names[i]);
   }
-  FindFirstLoading();
+  load_ = policy::KvLoad(std::move(states), static_cast<uint32_t>(geometry_.layers));
 }
 
 void ContextKv::Reuse(const ResidentChunk& chunk, const ChunkName& name) {
@@ -135,14 +109,9 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
     const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
                       reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
                       reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
-    if (!next || !HeadersMatch(chunk)) break;
+    if (!next || !HeadersMatch(*arena_, geometry_, chunk)) break;
     Reuse(chunk, names[reused_.size()]);
   }
-  FindFirstLoading();
-}
-
-bool ContextKv::IsRecomputed(size_t chunk) const {
-  return std::binary_search(recompute_.begin(), recompute_.end(), static_cast<int32_t>(chunk));
 }
 
 bool ContextKv::IsCompressed(size_t chunk) const {
@@ -154,7 +123,7 @@ bool ContextKv::IsCompressed(size_t chunk) const {
 int32_t ContextKv::compressed_tokens() const {
   int32_t tokens = 0;
   for (size_t i = 0; i < reused_.size(); ++i) {
-    if (IsRecomputed(i)) continue;
+    if (IsToCompute(i)) continue;
     if (reused_[i].over_compressed || IsCompressed(i)) tokens += reused_[i].tokens;
   }
   return tokens;
@@ -163,36 +132,37 @@ int32_t ContextKv::compressed_tokens() const {
 int32_t ContextKv::other_level_tokens(int32_t level_percent) const {
   int32_t tokens = 0;
   for (size_t i = 0; i < reused_.size(); ++i) {
-    if (!IsRecomputed(i) && reused_[i].level_percent != level_percent) tokens += reused_[i].tokens;
+    if (!IsToCompute(i) && reused_[i].level_percent != level_percent) tokens += reused_[i].tokens;
   }
   return tokens;
 }
 
 size_t ContextKv::CompressedFrom() const {
   for (size_t i = 0; i < reused_.size(); ++i) {
-    if (IsRecomputed(i)) continue;
+    if (IsToCompute(i)) continue;
     if (reused_[i].over_compressed) return i;
     if (IsCompressed(i)) return i + 1;
   }
   return SIZE_MAX;
 }
 
-void ContextKv::FindFirstLoading() {
-  first_loading_ = loading_.empty() ? reused_tokens_ : loading_.front() * engine::kChunkTokens;
+int32_t ContextKv::first_reading() const {
+  const uint32_t chunk = load_.Find(policy::KvLoad::Chunk::kReading);
+  return chunk == policy::KvLoad::kNone ? reused_tokens_ : FirstToken(chunk);
 }
 
 int32_t ContextKv::SkipPresent(int32_t at) const {
   if (at >= reused_tokens_) return at;
-  const auto chunk =
-      std::lower_bound(recompute_.begin(), recompute_.end(), at / engine::kChunkTokens);
-  return chunk == recompute_.end() ? reused_tokens_ : std::max(at, *chunk * engine::kChunkTokens);
+  const uint32_t chunk = NextToCompute(load_, at / engine::kChunkTokens);
+  return chunk == policy::KvLoad::kNone ? reused_tokens_ : std::max(at, FirstToken(chunk));
 }
 
 int32_t ContextKv::CountMissing(int32_t from, int32_t to) const {
   int32_t missing = std::max(0, to - std::max(from, reused_tokens_));
-  for (const int32_t chunk : recompute_) {
-    const int32_t begin = std::max(from, chunk * engine::kChunkTokens);
-    missing += std::max(0, std::min(to, (chunk + 1) * engine::kChunkTokens) - begin);
+  const auto end = static_cast<uint32_t>(ChunksFor(std::max(to, 0)));
+  for (uint32_t chunk = NextToCompute(load_, from / engine::kChunkTokens); chunk < end;
+       chunk = NextToCompute(load_, static_cast<int32_t>(chunk) + 1)) {
+    missing += std::min(to, FirstToken(chunk + 1)) - std::max(from, FirstToken(chunk));
   }
   return missing;
 }
@@ -216,31 +186,33 @@ void ContextKv::Truncate(int32_t chunk) {
   slots_ = chunk * engine::kChunkTokens;
   reused_.resize(std::min(reused_.size(), chunks));
   reused_tokens_ = std::min(reused_tokens_, slots_);
-  for (std::vector<int32_t>* chunks_of : {&recompute_, &loading_}) {
-    std::erase_if(*chunks_of, [chunk](int32_t one) { return one >= chunk; });
-  }
-  FindFirstLoading();
+  load_.OnGivenUp(static_cast<uint32_t>(chunk));
   claim_is_stale_ = claim_.has_value();
 }
 
-absl::Status ContextKv::TakeOver(std::span<const ChunkSlot> chunks) {
-  for (const auto& [chunk, slot] : chunks) {
-    if (chunk >= static_cast<int32_t>(reused_.size())) continue;
-    const auto loading = std::lower_bound(loading_.begin(), loading_.end(), chunk);
-    if (loading == loading_.end() || *loading != chunk || slot.format != engine::KvFormat::kQ8 ||
-        !arena_->Holds(geometry_, slot)) {
+absl::Status ContextKv::Apply(const LoadEvent& event, int64_t now_ns) {
+  const auto chunks = static_cast<int32_t>(load_.chunks());
+  for (const auto& [chunk, slot] : event.slots) {
+    if (chunk >= chunks) continue;  // it was given up meanwhile
+    if (chunk < 0 || slot.format != engine::KvFormat::kQ8 || !arena_->Holds(geometry_, slot)) {
       return absl::InternalError(absl::StrCat("context store: chunk ", chunk, " of format ",
                                               static_cast<int>(slot.format), " at ", slot.offset(),
-                                              " is left to the worker, which cannot be"));
+                                              " is yielded, which cannot be"));
     }
-    loading_.erase(loading);
-    recompute_.insert(std::lower_bound(recompute_.begin(), recompute_.end(), chunk), chunk);
+  }
+  if (!load_.Apply(event.what, now_ns)) {
+    return absl::InternalError(absl::StrCat("context store: change ", event.what.change,
+                                            " of a load that has seen ", load_.changes(),
+                                            " is of a chunk that is not being read"));
+  }
+  for (const auto& [chunk, slot] : event.slots) {
+    if (chunk >= chunks) continue;
     for (int layer = 0; layer < geometry_.layers; ++layer) {
       blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
     }
     versions_[static_cast<size_t>(chunk)] = engine::NewKvNumber();
   }
-  FindFirstLoading();
+  layers_ready_.store(static_cast<int32_t>(load_.arrived()), std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -326,8 +298,8 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
     }
   }
   const size_t compressed_from = CompressedFrom();
-  for (const int32_t chunk : recompute_) {
-    const auto number = static_cast<size_t>(chunk);
+  for (uint32_t number = NextToCompute(load_, 0); number != policy::KvLoad::kNone;
+       number = NextToCompute(load_, static_cast<int32_t>(number) + 1)) {
     const bool over_compressed = number >= compressed_from;
     if (number >= kept.size() || kept[number].over_compressed == over_compressed) continue;
     namer_.Rename(number, ids, over_compressed, &kept);
@@ -335,7 +307,7 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
   std::vector<ChunkName> names = namer_.NameAll(kept, ids, levels, compressed_from);
   for (size_t i = 0; i < names.size(); ++i) {
     const bool as_it_was = i < reused_.size() && reused_[i].identity == names[i].identity;
-    if (!as_it_was || IsRecomputed(i)) StampHeaders(names[i], i);
+    if (!as_it_was || IsToCompute(i)) StampHeaders(names[i], i);
   }
   AddDensities(computed, &names);
   return names;
@@ -363,14 +335,8 @@ void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) co
 void ContextKv::StampHeaders(const ChunkName& name, size_t chunk) const {
   for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
     std::byte* block = BlockOf(static_cast<int32_t>(chunk), layer);
-    engine::KvBlockHeader header = {};
-    header.epoch = arena_->epoch();
-    std::memcpy(header.identity, name.identity.data(), sizeof(header.identity));
-    header.layer = static_cast<uint32_t>(layer);
-    header.checksum = PayloadChecksum(block, model_.kv.block_bytes);
-    header.level = static_cast<uint8_t>(name.level_percent);
-    header.format = engine::KvFormat::kQ8;
-    header.filled = static_cast<uint8_t>(name.tokens);
+    const engine::KvBlockHeader header =
+        MakeHeader(name, layer, arena_->epoch(), block, model_.kv.block_bytes);
     std::memcpy(block, &header, sizeof(header));
   }
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "engine/model/model.h"
+#include "policy/kv/kv_load.h"
 #include "serving/session/chunk_identity.h"
 #include "serving/session/lease.h"
 
@@ -62,8 +64,18 @@ class ContextKv {
   int32_t compressed_tokens() const;
   // Likewise, tokens whose KV was computed at another level than this one.
   int32_t other_level_tokens(int32_t level_percent) const;
+
+  // How far those of the reused chunks have come that were not all there at first.
+  const policy::KvLoad& load() const { return load_; }
+  policy::KvLoad& load() { return load_; }
+  // Takes an event of the load in, and the slots of chunks that are yielded. Not a yield while a
+  // step of this context is under way. Errors: INTERNAL (a slot that is impossible, a chunk that is
+  // not being read).
+  absl::Status Apply(const LoadEvent& event, int64_t now_ns);
   // The first token of a chunk that is being read from disk; reused_tokens() if none is.
-  int32_t first_loading() const { return first_loading_; }
+  int32_t first_reading() const;
+  // KvLoad::arrived, as the engine takes it (ContextView::layers_ready).
+  const std::atomic<int32_t>& layers_ready() const { return layers_ready_; }
 
   // A token is missing if it is new or of a chunk that has to be recomputed; KV of all others is
   // only read. Positions are from token 0 on.
@@ -76,9 +88,6 @@ class ContextKv {
   // Gives up the chunks from `chunk` on: they have to be claimed, and their tokens computed. A
   // claim that is under way is of no use then.
   void Truncate(int32_t chunk);
-  // These chunks, which were being read, are missing now and have these slots. What was given up
-  // meanwhile is ignored. Errors: INTERNAL (a slot that is impossible, a chunk not being read).
-  absl::Status TakeOver(std::span<const ChunkSlot> chunks);
   // The lowest level of the reused chunks, as an index; the full one without any.
   int32_t lowest_level() const { return lowest_level_; }
   // The first resident chunk whose content is not that of its identity.
@@ -116,12 +125,11 @@ class ContextKv {
                                       int32_t computed);
 
  private:
-  void FindFirstLoading();
   std::byte* BlockOf(int32_t chunk, int32_t layer) const;
-  bool HeadersMatch(const ResidentChunk& chunk) const;
-  bool IsThere(const ResidentChunk& chunk) const;
   void Reuse(const ResidentChunk& chunk, const ChunkName& name);
-  bool IsRecomputed(size_t chunk) const;
+  bool IsToCompute(size_t chunk) const {
+    return load_.state(static_cast<uint32_t>(chunk)) == policy::KvLoad::Chunk::kToCompute;
+  }
   bool IsCompressed(size_t chunk) const;
   // Chunks from this one on are computed over compressed KV.
   size_t CompressedFrom() const;
@@ -138,9 +146,8 @@ class ContextKv {
   std::vector<uint64_t> versions_;            // by chunk, as ContextView::chunk_versions
   int32_t slots_ = 0;
   int32_t reused_tokens_ = 0;
-  int32_t first_loading_ = 0;
-  std::vector<int32_t> recompute_;  // chunks, ascending; below reused_tokens_
-  std::vector<int32_t> loading_;    // likewise
+  policy::KvLoad load_;  // of the resident chunks that were taken over
+  std::atomic<int32_t> layers_ready_{0};
   std::vector<ChunkName> reused_;
   int32_t lowest_level_;
   std::optional<int32_t> faulty_chunk_;

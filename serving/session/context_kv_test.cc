@@ -163,7 +163,7 @@ TEST(ContextKvTest, ChunksOfOtherContextsAreWantedAndTaken) {
 
   context.AdoptShared(other, tokens);
   EXPECT_EQ(context.reused_tokens(), 64);
-  EXPECT_EQ(context.first_loading(), 64);
+  EXPECT_EQ(context.first_reading(), 64);
   EXPECT_EQ(context.BeginClaim(66)->first, 4);
   EXPECT_TRUE(context.Wanted(tokens, 100).ways.empty());
 }
@@ -298,7 +298,7 @@ TEST(ContextKvTest, WhatIsComputedOverCompressedKvIsKnownByItsName) {
 
   // Both are left to the worker: they are computed over exact KV, and so is what follows.
   resident.pop_back();
-  resident[3].state = ResidentChunk::State::kRecompute;
+  resident[3].state = ResidentChunk::State::kToCompute;
   ContextKv again = kv.Make();
   again.AdoptResident(resident, Tokens(90), {.level_percent = 100});
   EXPECT_EQ(again.reused_tokens(), 64);
@@ -314,7 +314,7 @@ TEST(ContextKvTest, AChunkComputedAgainOverCompressedKvIsRenamedAloneAndKeepsIts
   const Kv kv;
   std::vector<ResidentChunk> resident = Computed(kv, Tokens(64));
   Demote(kv, &resident[0]);
-  resident[2].state = ResidentChunk::State::kRecompute;
+  resident[2].state = ResidentChunk::State::kToCompute;
   ContextKv context = kv.Make();
   context.AdoptResident(resident, Tokens(65), {.level_percent = 100});
   EXPECT_EQ(context.reused_tokens(), 64);

@@ -2,14 +2,12 @@
 // blocks. Neighbours: lease_client.h speaks it over gRPC; tests script it.
 //
 // Order of one lease: Open, OnOpened, Begin when it was opened ahead of its call, Share -> OnShared
-// at most once, any number of Fault, Claim -> OnClaimed, Recompute -> OnRevised, then Commit ->
+// at most once, any number of Fault, Claim -> OnClaimed, Yield -> OnLoad, then Commit ->
 // OnCommitted, or Abort.
-// OnArrival comes while KV is read from disk. OnBroken may come instead of any event, and is then
+// OnLoad also comes while KV is read from disk. OnBroken may come instead of any event, and is then
 // the last one.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +21,7 @@
 #include "engine/kv/slot.h"
 #include "engine/sampling/sampler.h"
 #include "engine/session/segment.h"
+#include "policy/kv/kv_load.h"
 #include "serving/call/call.h"
 #include "serving/session/chunk_identity.h"
 
@@ -53,11 +52,8 @@ struct ChunkSlot {
 
 // A chunk that a context has when a lease opens.
 struct ResidentChunk {
-  enum class State : uint8_t {
-    kResident,
-    kLoading,    // is being read into its slot, see KvArrival
-    kRecompute,  // is to be computed, into this slot of 8 bits
-  };
+  // kReading: into its slot. kToCompute: into this slot of 8 bits. Never kLost.
+  using State = policy::KvLoad::Chunk;
   ChunkSlot where;
   ChunkName name;
   State state = State::kResident;
@@ -70,31 +66,10 @@ struct WantedChunks {
   std::vector<std::vector<ChunkName>> ways;
 };
 
-// How far the chunks that a lease has read from disk have come. Written by one thread at a time,
-// read by any.
-class KvArrival {
- public:
-  static constexpr int32_t kNone = INT32_MAX;
-
-  void SetReady(int32_t layers) { layers_ready_.store(layers, std::memory_order_release); }
-  void SetFailed(int32_t chunk) {
-    failed_.store(std::min(failed(), chunk), std::memory_order_release);
-  }
-
-  // The store has left chunks that were being read to the worker, once more.
-  void AddRevision() { revisions_.fetch_add(1, std::memory_order_release); }
-
-  // Number of leading layers of which all chunks are in place, but those that failed. As the engine
-  // takes it (ContextView::layers_ready). Revisions come before the first layer.
-  const std::atomic<int32_t>& layers_ready() const { return layers_ready_; }
-  // The first chunk that could not be read; it and all later ones are of no use. kNone: all can.
-  int32_t failed() const { return failed_.load(std::memory_order_acquire); }
-  int32_t revisions() const { return revisions_.load(std::memory_order_acquire); }
-
- private:
-  std::atomic<int32_t> layers_ready_{0};
-  std::atomic<int32_t> failed_{kNone};
-  std::atomic<int32_t> revisions_{0};
+// What the store tells of a load.
+struct LoadEvent {
+  policy::KvLoadEvent what;
+  std::vector<ChunkSlot> slots = {};  // of 8 bits, of the chunks that are yielded
 };
 
 struct LeaseOpen {
@@ -115,9 +90,8 @@ struct LeaseOpen {
 
 struct OpenedLease {
   std::vector<engine::Segment> segments;
-  std::vector<ResidentChunk> resident;            // from chunk 0 on, without gaps
-  std::shared_ptr<const KvArrival> arrival = {};  // null: no chunk is being read
-  std::vector<ChunkSlot> claimed = {};            // by LeaseOpen::claim_chunks; may be none
+  std::vector<ResidentChunk> resident;  // from chunk 0 on, without gaps
+  std::vector<ChunkSlot> claimed = {};  // by LeaseOpen::claim_chunks; may be none
   // Segments of the record that are not in `segments`, because the call replaces them; the resident
   // KV may have been computed with them.
   int32_t left_out = 0;
@@ -154,8 +128,8 @@ class Lease {
   virtual void Claim(int32_t first_chunk, int32_t chunks) = 0;
   virtual void Fault(int32_t chunk, std::string reason) = 0;
   // Asks for at most `most` chunks that are still being read, to compute them instead. Those below
-  // `computed_before` that were left to the worker are computed. Once at a time.
-  virtual void Recompute(int32_t computed_before, int32_t most) = 0;
+  // `computed_before` that were to be computed are. Once at a time.
+  virtual void Yield(int32_t computed_before, int32_t most) = 0;
   virtual void Commit(LeaseCommit commit) = 0;
   virtual void Abort() = 0;  // later calls, from any thread, are ignored
 };
@@ -165,13 +139,10 @@ class LeaseEvents {
  public:
   virtual ~LeaseEvents() = default;
   virtual void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) = 0;
-  // OpenedLease::arrival has changed.
-  virtual void OnArrival() = 0;
+  // Of the chunks that are being read; also answers Yield.
+  virtual void OnLoad(LoadEvent event) = 0;
   // Of the chunks that were wanted, those that the context has now; all resident.
   virtual void OnShared(std::vector<ResidentChunk> chunks) = 0;
-  // Answers Recompute: chunks that were being read and are to be computed, into these slots. Empty:
-  // reading is faster than recomputing. `arrived_blocks`: number of blocks read so far.
-  virtual void OnRevised(std::vector<ChunkSlot> recompute, uint64_t arrived_blocks) = 0;
   // The slots of one claim, perhaps only when other leases have ended; or none, and why it was
   // refused.
   virtual void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) = 0;

@@ -22,13 +22,12 @@ class LeasesAhead::Spare final : public LeaseEvents,
   }
   // Gives the lease to `call`: from now on its events go to `events`, OnOpened first. False when
   // the lease is not open any more.
-  bool HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
-                const std::shared_ptr<LeaseEvents>& events);
+  bool Give(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
+            const std::shared_ptr<LeaseEvents>& events);
 
   void OnOpened(std::shared_ptr<Lease> lease, OpenedLease opened) override;
-  void OnArrival() override {}                           // a stateless call reads nothing
+  void OnLoad(LoadEvent) override {}                     // a stateless call reads nothing
   void OnShared(std::vector<ResidentChunk>) override {}  // nor does it share anything
-  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string refused) override {
     if (const auto call = Call()) call->OnClaimed(std::move(chunks), std::move(refused));
   }
@@ -36,7 +35,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
   void OnBroken(absl::Status status) override;
 
  private:
-  enum class State { kOpening, kOpen, kHandingOver, kTaken, kBroken };
+  enum class State { kOpening, kOpen, kGiving, kTaken, kBroken };
 
   std::shared_ptr<LeaseEvents> Call() const {
     absl::MutexLock lock(&mutex_);
@@ -47,7 +46,7 @@ class LeasesAhead::Spare final : public LeaseEvents,
   State state_ ABSL_GUARDED_BY(mutex_) = State::kOpening;
   OpenedLease opened_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<LeaseEvents> call_ ABSL_GUARDED_BY(mutex_);
-  absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // while it was handed over
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // while it was given
 };
 
 // The leases that no call has taken yet.
@@ -82,15 +81,14 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
 
   absl::StatusOr<std::shared_ptr<Lease>> Open(LeaseOpen open, std::shared_ptr<LeaseEvents> events) {
     if (!open.context_id.empty()) return source_.Open(std::move(open), std::move(events));
-    if (std::shared_ptr<Lease> lease = HandOver(open, events)) return lease;
+    if (std::shared_ptr<Lease> lease = Give(open, events)) return lease;
     auto opened = source_.Open(std::move(open), std::move(events));
     Refill();
     return opened;
   }
 
   // Null: no lease is open.
-  std::shared_ptr<Lease> HandOver(const LeaseOpen& call,
-                                  const std::shared_ptr<LeaseEvents>& events) {
+  std::shared_ptr<Lease> Give(const LeaseOpen& call, const std::shared_ptr<LeaseEvents>& events) {
     while (true) {
       Entry entry;
       {
@@ -102,7 +100,7 @@ class LeasesAhead::Pool final : public std::enable_shared_from_this<LeasesAhead:
         entry = std::move(*found);
         spares_.erase(found);
       }
-      if (entry.events->HandOver(entry.lease, call, events)) return std::move(entry.lease);
+      if (entry.events->Give(entry.lease, call, events)) return std::move(entry.lease);
     }
   }
 
@@ -143,13 +141,13 @@ void LeasesAhead::Spare::OnOpened(std::shared_ptr<Lease>, OpenedLease opened) {
   opened_ = std::move(opened);
 }
 
-bool LeasesAhead::Spare::HandOver(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
-                                  const std::shared_ptr<LeaseEvents>& events) {
+bool LeasesAhead::Spare::Give(const std::shared_ptr<Lease>& lease, const LeaseOpen& call,
+                              const std::shared_ptr<LeaseEvents>& events) {
   OpenedLease opened;
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != State::kOpen) return false;
-    state_ = State::kHandingOver;
+    state_ = State::kGiving;
     call_ = events;
     opened = std::move(opened_);
   }
@@ -175,7 +173,7 @@ void LeasesAhead::Spare::OnBroken(absl::Status status) {
   std::shared_ptr<LeaseEvents> call;
   {
     absl::MutexLock lock(&mutex_);
-    if (state_ == State::kHandingOver) {
+    if (state_ == State::kGiving) {
       broken_ = std::move(status);
       return;
     }

@@ -22,7 +22,7 @@ class ScriptedLease final : public Lease {
   void Share(WantedChunks) override {}
   void Claim(int32_t, int32_t) override {}
   void Fault(int32_t, std::string) override {}
-  void Recompute(int32_t, int32_t) override {}
+  void Yield(int32_t, int32_t) override {}
   void Commit(LeaseCommit) override {}
   void Abort() override {}
   std::string begun;
@@ -68,9 +68,8 @@ class RecordedEvents final : public LeaseEvents {
     chunks = opened.claimed.size();
     if (break_while_opening) break_while_opening();
   }
-  void OnArrival() override {}
+  void OnLoad(LoadEvent) override {}
   void OnShared(std::vector<ResidentChunk>) override {}
-  void OnRevised(std::vector<ChunkSlot>, uint64_t) override {}
   void OnClaimed(std::vector<ChunkSlot>, std::string) override { seen += "claimed "; }
   void OnCommitted() override { seen += "committed "; }
   void OnBroken(absl::Status) override { seen += "broken "; }

@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
 namespace withy::serving {
 namespace {
 
-constexpr size_t kMaxPromptBytes = 1 << 20;
 constexpr size_t kShownBytes = 40;
 
 // Tokens of a conversation that begins with the system prompt and goes on with `user`.

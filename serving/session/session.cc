@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/chat/thoughts.h"
 #include "engine/kv/block.h"
 
 namespace withy::serving {
@@ -30,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       new Session(env, request, std::move(opened), window, std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
-  session->begins_in_thought_ = encoded.answer_begins_in_thought;
+  if (encoded.answer_begins_in_thought) session->answer_.BeginInThought();
   const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
   session->kv_.AdoptResident(session->opened_.resident, session->ids_,
                              {.rebuild = request.rebuild,
@@ -75,14 +74,12 @@ Session::Session(const SessionEnv& env, const CallRequest& request, OpenedLease 
       first_level_(engine::LevelIndex(env.model, request.answer.level_percent)),
       level_(first_level_),
       levels_(request.answer.level_percent),
-      sampler_(std::move(sampler)),
-      tools_(env.encoder.ToolsOf(opened_.segments, request_.answer.prompt)),
-      answer_(env.encoder.tokenizer(), request.answer.max_tokens, request.answer.stop,
-              tools_.markers()),
+      answer_(env.encoder.tokenizer(), request_, std::move(sampler),
+              env.encoder.ToolsOf(opened_.segments, request_.answer.prompt), env.recorder),
       kv_(env.model, env.namer, opened_.arena) {}
 
 absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
-  if (!answer_begun_ || finished()) {
+  if (!answer_begun_ || answer_.finished()) {
     return absl::FailedPreconditionError("a draft needs an answer that has begun and goes on");
   }
   WITHY_ASSIGN_OR_RETURN(
@@ -94,8 +91,7 @@ absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
 // The last token of an answer is sampled and not computed.
 DraftRoom Session::draft_room() const {
   const auto length = static_cast<int32_t>(ids_.size());
-  const int32_t left =
-      std::min(request_.answer.max_tokens - static_cast<int32_t>(tokens_.size()), window_ - length);
+  const int32_t left = std::min(request_.answer.max_tokens - answer_.tokens(), window_ - length);
   return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.slots() - length)};
 }
 
@@ -113,33 +109,28 @@ engine::ContextView Session::DraftView() {
 }
 
 int32_t Session::ready_rows() const {
-  if (has_lost_chunks()) return 0;
-  int32_t ready = std::min(pending_rows(), kv_.CountMissing(computed_, kv_.slots()));
-  if (arriving() && computed_ < kv_.first_loading()) {
-    return std::min(ready, kv_.CountMissing(computed_, kv_.first_loading()));
-  }
-  return held_by_load() ? 0 : ready;
+  if (held_by_load()) return 0;
+  const bool stops = kv_.load().reading() && !waits_for_kv();
+  const int32_t end = stops ? kv_.first_reading() : kv_.slots();
+  return std::min(pending_rows(), kv_.CountMissing(computed_, end));
 }
 
-std::optional<Session::More> Session::NextTakeOver(int32_t ahead) {
-  if (take_over_ != TakeOverState::kMayAsk || !arriving() || may_begin_to_wait() ||
-      lost_from_ != KvArrival::kNone) {
-    return std::nullopt;
-  }
-  const int32_t left = kv_.CountMissing(computed_, kv_.first_loading());
+std::optional<Session::More> Session::NextYield(int32_t ahead, int64_t now_ns) {
+  if (!kv_.load().MayAsk(now_ns)) return std::nullopt;
+  const int32_t left = kv_.CountMissing(computed_, kv_.first_reading());
   if (left > ahead / 2) return std::nullopt;
-  take_over_ = TakeOverState::kAsked;
-  return More{.computed_before = std::min(computed_, kv_.first_loading()) / engine::kChunkTokens,
-              .chunks = (ahead - left) / engine::kChunkTokens};
+  const More more{
+      .computed_before = std::min(computed_, kv_.first_reading()) / engine::kChunkTokens,
+      .chunks = (ahead - left) / engine::kChunkTokens};
+  kv_.load().OnAsked(static_cast<uint32_t>(more.computed_before));
+  return more;
 }
 
-absl::Status Session::TakeOver(std::span<const ChunkSlot> chunks) {
-  take_over_ = chunks.empty() ? TakeOverState::kRefused : TakeOverState::kMayAsk;
-  if (chunks.empty()) return absl::OkStatus();
-  ++revisions_;
+absl::Status Session::OnLoad(const LoadEvent& event, int64_t now_ns) {
   const int32_t before = pending_rows();
-  WITHY_RETURN_IF_ERROR(kv_.TakeOver(chunks));
-  const int32_t first = chunks.front().chunk * engine::kChunkTokens;
+  WITHY_RETURN_IF_ERROR(kv_.Apply(event, now_ns));
+  if (event.slots.empty()) return absl::OkStatus();
+  const int32_t first = event.slots.front().chunk * engine::kChunkTokens;
   if (first < kv_.reused_tokens()) computed_ = kv_.SkipPresent(std::min(computed_, first));
   CountMore(pending_rows() - before);
   return absl::OkStatus();
@@ -147,17 +138,12 @@ absl::Status Session::TakeOver(std::span<const ChunkSlot> chunks) {
 
 engine::ContextView Session::View() {
   engine::ContextView view = kv_.View();
-  if (waits_for_kv()) view.layers_ready = &opened_.arrival->layers_ready();
+  if (waits_for_kv()) view.layers_ready = &kv_.layers_ready();
   return view;
 }
 
-void Session::GiveUpLost() {
-  lost_from_ = LostChunk();
-  GiveUpFrom(lost_from_);
-}
-
-void Session::GiveUpFrom(int32_t chunk) {
-  kv_.Truncate(chunk);
+void Session::GiveUp(uint32_t chunk) {
+  kv_.Truncate(static_cast<int32_t>(chunk));
   const int32_t before = pending_rows();
   computed_ = kv_.SkipPresent(std::min(computed_, kv_.reused_tokens()));
   CountMore(pending_rows() - before);
@@ -202,7 +188,7 @@ int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::
 
 std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   // Slots for tokens that are not sampled yet, so that they need not wait for their blocks.
-  const int32_t more = finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
+  const int32_t more = answer_.finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
   const int32_t drafted = std::max(tree_.rows() - 1, answer_begun_ ? draft_ahead_ : 0);
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
   const int32_t wanted = kv_.AfterMissing(computed_, std::max(ahead, drafted + 1));
@@ -231,9 +217,10 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
   std::vector<engine::AnswerDelta> deltas;
   for (int32_t row = 0; row >= 0;) {
     WITHY_ASSIGN_OR_RETURN(engine::AnswerDelta delta,
-                           PickToken(logits.subspan(static_cast<size_t>(row) * vocab, vocab)));
+                           answer_.Pick(logits.subspan(static_cast<size_t>(row) * vocab, vocab),
+                                        level_percent(), window_, &ids_));
     deltas.push_back(std::move(delta));
-    if (finished()) break;
+    if (answer_.finished()) break;
     row = tree.Child(row, ids_.back(), rows);
     if (row < 0) break;
     // Rows of the path lie behind those before it, so that what is written over is not wanted.
@@ -244,49 +231,6 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
   return deltas;
 }
 
-absl::StatusOr<engine::AnswerDelta> Session::PickToken(std::span<const float> logits) {
-  const bool timed = env_.recorder != nullptr && env_.recorder->enabled();
-  engine::PickTimes times;
-  if (timed) times.clock = env_.recorder->clock();
-  WITHY_ASSIGN_OR_RETURN(engine::Sample sample,
-                         sampler_.Pick(logits, ids_.size(), ids_, timed ? &times : nullptr));
-  if (timed) RecordPick(times);
-  engine::AnswerDelta delta;
-  delta.text = answer_.Push(sample.id);
-  if (answer_.reason() == engine::FinishReason::kEndOfTurn) return delta;
-  ids_.push_back(sample.id);
-  tokens_.push_back(sample);
-  if (answer_levels_.empty() || answer_levels_.back() != level_percent()) {
-    answer_levels_.push_back(level_percent());
-  }
-  delta.token = std::move(sample);
-  if (!finished() && static_cast<int32_t>(ids_.size()) >= window_) {
-    delta.text += answer_.Finish(engine::FinishReason::kContextFull);
-  }
-  return delta;
-}
-
-// The parts of sampling that this token needed.
-void Session::RecordPick(const engine::PickTimes& times) const {
-  telemetry::Span span;
-  span.call_id = request_.call_id;
-  span.sequence = static_cast<uint32_t>(tokens_.size());
-  span.clock = telemetry::ClockOf(times.clock);
-  const auto record = [&](telemetry::Phase phase, int64_t started, int64_t ended) {
-    if (started == 0) return;
-    span.name = static_cast<uint16_t>(phase);
-    span.started_ns = started;
-    span.ended_ns = ended;
-    env_.recorder->Record(span);
-  };
-  record(telemetry::Phase::kCopyProbs, times.copy_started, times.copy_ended);
-  record(telemetry::Phase::kSoftmax, times.softmax_started, times.softmax_ended);
-}
-
-engine::AnswerDelta Session::Finish(engine::FinishReason reason) {
-  return {.text = answer_.Finish(reason), .token = std::nullopt};
-}
-
 std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
   std::vector<engine::Segment> appended = request_.answer.prompt;
   engine::DropUnchangedSettings(opened_.segments, appended);
@@ -294,36 +238,8 @@ std::vector<engine::Segment> Session::AppendedSegments(int64_t unix_s) const {
     segment.unix_s = unix_s;
     segment.level_percent = levels_.At(prompt_end_ - 1);
   }
-  engine::Segment& answer = appended.emplace_back();
-  answer.role = "assistant";
-  engine::AnswerParts parts = AnswerInParts();
-  const size_t whole_bytes = parts.text.size();
-  if (request_.record_without_thought) {
-    parts.text = engine::WithoutThought(parts.text, begins_in_thought_);
-  }
-  const bool whole = parts.text.size() == whole_bytes;
-  answer.text = std::move(parts.text);
-  answer.tool_calls = std::move(parts.calls);
-  answer.level_percent = level_percent();
-  answer.cancelled = answer_.reason() == engine::FinishReason::kCancelled ||
-                     answer_.reason() == engine::FinishReason::kKvFull;
-  answer.ended = answer_.reason() == engine::FinishReason::kEndOfTurn;
-  answer.unix_s = unix_s;
-  // A stop string cuts the text between or within generated tokens: then only the text is kept.
-  // Calls are not in the text, and so always in the ids; nor is a thought that is left out.
-  const engine::Tokenizer& tokenizer = env_.encoder.tokenizer();
-  if (whole && answer_.reason() != engine::FinishReason::kStopString &&
-      tokenizer.Encode(answer.text, {.add_bos = false, .continues = true}) != answer_.ids()) {
-    answer.token_ids = answer_.ids();
-    answer.tokenizer_fingerprint = tokenizer.fingerprint();
-  }
+  appended.push_back(answer_.RecordSegment(level_percent(), unix_s));
   return appended;
-}
-
-engine::AnswerParts Session::AnswerInParts() const {
-  engine::AnswerParts parts = tools_.Read(answer_.text(), answer_.reason());
-  engine::GiveIds(request_.call_id, &parts.calls);
-  return parts;
 }
 
 // Sets how much of the record, with commit->appended, the window holds. Returns how many of the
@@ -358,7 +274,7 @@ LeaseCommit Session::MakeCommit(int64_t unix_s) {
   commit.sampling = request_.answer.sampling;
   if (request_.context_id.empty()) return commit;
   commit.appended = AppendedSegments(unix_s);
-  commit.appended_tokens = usage_.prompt_tokens + static_cast<int32_t>(tokens_.size());
+  commit.appended_tokens = usage_.prompt_tokens + answer_.tokens();
   commit.chunks = NameAndStamp(MeasureRecord(&commit));
   return commit;
 }
@@ -379,14 +295,7 @@ LeaseCommit Session::MakeUnanswered() {
 
 CallOutcome Session::Outcome() const {
   CallOutcome outcome;
-  outcome.reason = answer_.reason();
-  outcome.text = answer_.text();
-  outcome.begins_in_thought = begins_in_thought_;
-  outcome.tool_calls = AnswerInParts().calls;
-  outcome.sampling = request_.answer.sampling;
-  outcome.tokens = tokens_;
-  outcome.levels_percent = answer_levels_;
-  outcome.decided_percent = request_.answer.level_percent;
+  answer_.Describe(&outcome);
   outcome.usage = usage_;
   outcome.speculation = speculation_;
   return outcome;

@@ -14,12 +14,12 @@
 #include "absl/status/statusor.h"
 #include "engine/model/model.h"
 #include "engine/sampling/sampler.h"
-#include "engine/session/answer_stream.h"
 #include "engine/session/conversation.h"
 #include "engine/session/solo_answer.h"
 #include "policy/constants.h"
 #include "policy/draft/token_tree.h"
 #include "serving/call/call.h"
+#include "serving/session/call_answer.h"
 #include "serving/session/chunk_identity.h"
 #include "serving/session/context_kv.h"
 #include "serving/session/lease.h"
@@ -94,33 +94,26 @@ class Session {
   // The first token without KV: where the next row is computed. Chunks behind it may be there.
   int32_t computed() const { return computed_; }
   // Pending rows that the next step may compute: those that have slots and do not attend to blocks
-  // still being read. None before lost chunks are given up.
+  // still being read.
   int32_t ready_rows() const;
   // Whether the next rows attend to blocks that are still being read: their pass waits for them.
-  bool waits_for_kv() const { return arriving() && computed_ >= kv_.first_loading(); }
+  bool waits_for_kv() const { return layers_for_next() != policy::KvLoad::kAllLayers; }
   // Whether the next rows are not ready because nothing of those blocks has arrived.
-  bool held_by_load() const { return waits_for_kv() && !may_begin_to_wait(); }
+  bool held_by_load() const { return layers_for_next() == 0; }
+  const policy::KvLoad& load() const { return kv_.load(); }
+  policy::KvLoad& load() { return kv_.load(); }
   // Chunks that are being read and could be computed instead, when the worker would soon have
-  // nothing to compute. The caller asks the store and calls TakeOver with its answer.
+  // nothing to compute. The caller asks the store, and calls OnLoad with its answer.
   struct More {
-    int32_t computed_before = 0;  // chunks left to the worker below this one are computed
+    int32_t computed_before = 0;  // chunks to compute below this one are computed
     int32_t chunks = 0;
   };
-  std::optional<More> NextTakeOver(int32_t ahead);
-  // These are to be computed. Not while a step of this call is under way. Errors: as
-  // ContextKv::TakeOver.
-  absl::Status TakeOver(std::span<const ChunkSlot> chunks);
-  // The store had nothing; it may have by now.
-  void MayTakeOverAgain() {
-    if (take_over_ == TakeOverState::kRefused) take_over_ = TakeOverState::kMayAsk;
-  }
-  // Whether chunks of the context cannot be read. GiveUpLost must follow; no step of this call may
-  // be under way.
-  bool has_lost_chunks() const { return LostChunk() < lost_from_; }
-  // From the first lost chunk on, all tokens are computed.
-  void GiveUpLost();
-  // The same from the first chunk on that is still being read: its disk takes too long.
-  void GiveUpLoading() { GiveUpFrom(kv_.first_loading() / engine::kChunkTokens); }
+  std::optional<More> NextYield(int32_t ahead, int64_t now_ns);
+  // As ContextKv::Apply. GiveUp must follow at once if a chunk is lost.
+  absl::Status OnLoad(const LoadEvent& event, int64_t now_ns);
+  // The tokens from this chunk on are computed, whatever the store reads. Not while a step of this
+  // call is under way.
+  void GiveUp(uint32_t chunk);
   bool decoding() const { return answer_begun_; }
   // Sets the tokens that are computed beside the answer's last one in the next decode step.
   // TakeLogits follows them as long as the sampled token is among them, so that one step may give
@@ -143,7 +136,6 @@ class Session {
   int32_t end_draft_slots() const { return kv_.slots(); }
   // View for such rows, whose attention does not count.
   engine::ContextView DraftView();
-  const engine::SamplingParams& sampling() const { return sampler_.params(); }
   SpeculationStats& speculation() { return speculation_; }
   // Appends the next `count` (<= ready_rows()) rows as rows of `context`. Returns how many of them
   // want logits: the last token that there is, and the drafted tokens behind it. The rows refer to
@@ -176,14 +168,11 @@ class Session {
   // --- the answer
   // Picks the next tokens, at least one, from the logits of the step that Advance ended: [rows that
   // want logits, vocab], in the order of AppendRows. Each token that was drafted keeps its KV, and
-  // the logits behind it give the next one. Errors: as Sampler::Pick.
+  // the logits behind it give the next one. Errors: as CallAnswer::Pick.
   absl::StatusOr<std::vector<engine::AnswerDelta>> TakeLogits(std::span<const float> logits);
-  // Ends the answer for a reason from outside; returns what was held back.
-  engine::AnswerDelta Finish(engine::FinishReason reason);
-  bool finished() const { return answer_.finished(); }
-  // Tokens of the answer so far.
-  int32_t answered_tokens() const { return static_cast<int32_t>(tokens_.size()); }
-  bool has_answer() const { return !tokens_.empty(); }
+  // As CallAnswer::Finish.
+  engine::AnswerDelta Finish(engine::FinishReason reason) { return answer_.Finish(reason); }
+  const CallAnswer& answer() const { return answer_; }
 
   // What the call leaves in the store. Writes the headers of the blocks that it wrote. `unix_s`:
   // the present time.
@@ -199,32 +188,18 @@ class Session {
   Session(const SessionEnv& env, const CallRequest& request, OpenedLease opened, int32_t window,
           engine::Sampler sampler);
 
-  enum class TakeOverState : uint8_t { kMayAsk, kAsked, kRefused };
-  void GiveUpFrom(int32_t chunk);
+  // In which the next row may attend.
+  uint32_t layers_for_next() const {
+    return kv_.load().LayersFor(static_cast<uint32_t>(computed_ / engine::kChunkTokens));
+  }
   void CountReused();
   void CountMore(int32_t rows);
-  // The first layer has come, and with it the last revision, which has been taken over.
-  bool may_begin_to_wait() const {
-    return opened_.arrival->layers_ready() > 0 && opened_.arrival->revisions() == revisions_;
-  }
-  // Layers first: revisions come before the first of them.
-  bool arriving() const {
-    return opened_.arrival != nullptr && kv_.first_loading() < kv_.reused_tokens() &&
-           (opened_.arrival->layers_ready() < env_.model.kv.layers ||
-            opened_.arrival->revisions() != revisions_);
-  }
-  int32_t LostChunk() const {
-    return opened_.arrival == nullptr ? KvArrival::kNone : opened_.arrival->failed();
-  }
   // Of drafted row `row`, while its step is computed and its logits are taken.
   std::span<float> DensityOfRow(int32_t row) {
     const auto chunks = tree_density_.size() / static_cast<size_t>(drafted_rows_);
     return std::span(tree_density_).subspan(static_cast<size_t>(row - 1) * chunks, chunks);
   }
-  absl::StatusOr<engine::AnswerDelta> PickToken(std::span<const float> logits);
-  void RecordPick(const engine::PickTimes& times) const;
   std::vector<engine::Segment> AppendedSegments(int64_t unix_s) const;
-  engine::AnswerParts AnswerInParts() const;
   int32_t MeasureRecord(LeaseCommit* commit) const;
   std::vector<ChunkName> NameAndStamp(int32_t tokens);
 
@@ -235,19 +210,12 @@ class Session {
   const int32_t first_level_;  // index of the model's level, when the call began
   int32_t level_;              // likewise, now
   LevelHistory levels_;
-  std::vector<int32_t> answer_levels_ = {};  // that tokens were made at
-  engine::Sampler sampler_;
-  engine::AnswerTools tools_;
-  engine::AnswerStream answer_;
+  CallAnswer answer_;
 
-  std::vector<int32_t> ids_;        // prompt, then the answer
-  int32_t prompt_end_ = 0;          // ids_ up to here are the prompt
-  bool begins_in_thought_ = false;  // the answer
-  int32_t computed_ = 0;  // ids_ up to here have KV, or will have it when it has been read
-  int32_t lost_from_ = KvArrival::kNone;  // first lost chunk that was given up
-  TakeOverState take_over_ = TakeOverState::kMayAsk;
-  int32_t revisions_ = 0;   // that were taken over
-  policy::TokenTree tree_;  // of the next decode step
+  std::vector<int32_t> ids_;  // prompt, then the answer
+  int32_t prompt_end_ = 0;    // ids_ up to here are the prompt
+  int32_t computed_ = 0;      // ids_ up to here have KV, or will have it when it has been read
+  policy::TokenTree tree_;    // of the next decode step
   // Attention that its drafted rows give to chunks, [row, chunk]: it counts once they are accepted.
   std::vector<float> tree_density_;
   int32_t drafted_rows_ = 0;  // that it has room for
@@ -256,7 +224,6 @@ class Session {
   bool answer_begun_ = false;
   ContextKv kv_;
   CallUsage usage_;
-  std::vector<engine::Sample> tokens_;
 };
 
 }  // namespace withy::serving

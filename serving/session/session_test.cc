@@ -55,14 +55,15 @@ class SessionRig {
     for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.slot);
     if (session.faulty_chunk()) claimed.resize(static_cast<size_t>(*session.faulty_chunk()));
     int32_t tokens = 0;
-    for (steps_ = 0; !session.finished(); ++steps_) {
+    for (steps_ = 0; !session.answer().finished(); ++steps_) {
       if (draft != nullptr && session.decoding()) {
         EXPECT_EQ(session.Draft(draft(session.tokens())), absl::OkStatus());
       }
       Claim(session, rows, &claimed);
       const std::vector<engine::AnswerDelta> deltas = Step(session, rows);
       tokens += static_cast<int32_t>(deltas.size());
-      if (tokens == stop_after && !session.finished()) session.Finish(FinishReason::kCancelled);
+      if (tokens == stop_after && !session.answer().finished())
+        session.Finish(FinishReason::kCancelled);
     }
     const LeaseCommit commit = session.MakeCommit(/*unix_s=*/5);
     record_.insert(record_.end(), commit.appended.begin(), commit.appended.end());

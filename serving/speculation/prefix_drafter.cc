@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<TreeGrower>> PrefixDrafter::GrowerOf(
     jobs.push_back({.call_id = task.call_id,
                     .tree = task.drafts.prefix,
                     .kv = task.drafts.prefix_kv,
-                    .sampling = task.session.sampling(),
+                    .sampling = task.session.answer().sampling(),
                     .limits = task.limits,
                     .confidence = task.drafts.Confidence()});
   }

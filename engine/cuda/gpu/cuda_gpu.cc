@@ -152,6 +152,52 @@ GpuFacts FactsOf(const cudaDeviceProp& properties) {
   return facts;
 }
 
+// Copies to the device by way of pinned memory, so that the source may change at once.
+class PinnedCopies {
+ public:
+  PinnedCopies() = default;
+  PinnedCopies(const PinnedCopies&) = delete;
+  PinnedCopies& operator=(const PinnedCopies&) = delete;
+  ~PinnedCopies() {
+    for (Pinned& pinned : pinned_) {
+      if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
+      if (pinned.memory != nullptr) cudaFreeHost(pinned.memory);
+    }
+  }
+
+  absl::Status Prepare() {
+    for (Pinned& pinned : pinned_) {
+      WITHY_RETURN_IF_ERROR(Check(cudaMallocHost(&pinned.memory, kPinnedBytes), "pinned memory"));
+      WITHY_RETURN_IF_ERROR(
+          Check(cudaEventCreateWithFlags(&pinned.event, cudaEventDisableTiming), "made an event"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+    for (size_t at = 0; at < bytes; at += kPinnedBytes) {
+      Pinned& pinned = pinned_[next_++ % pinned_.size()];
+      WITHY_RETURN_IF_ERROR(Check(cudaEventSynchronize(pinned.event), "copied to the device"));
+      const size_t part = std::min(kPinnedBytes, bytes - at);
+      std::memcpy(pinned.memory, static_cast<const std::byte*>(from) + at, part);
+      WITHY_RETURN_IF_ERROR(Check(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, pinned.memory,
+                                                  part, cudaMemcpyHostToDevice, stream),
+                                  "copied to the device"));
+      WITHY_RETURN_IF_ERROR(Check(cudaEventRecord(pinned.event, stream), "copied to the device"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Pinned {
+    void* memory = nullptr;
+    cudaEvent_t event = nullptr;  // the last copy out of it
+  };
+
+  std::array<Pinned, 2> pinned_ = {};
+  size_t next_ = 0;
+};
+
 class CudaGpu final : public Gpu {
  public:
   static absl::StatusOr<std::unique_ptr<Gpu>> Open(int32_t index) {
@@ -170,15 +216,18 @@ class CudaGpu final : public Gpu {
 
   ~CudaGpu() override {
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    if (stage_stream_ != nullptr) cudaStreamSynchronize(stage_stream_);
     dense_.reset();
     for (const auto& [base, registered] : registered_) cudaHostUnregister(base);
-    for (Pinned& pinned : pinned_) {
-      if (pinned.event != nullptr) cudaEventDestroy(pinned.event);
-      if (pinned.memory != nullptr) cudaFreeHost(pinned.memory);
-    }
-    for (const cudaEvent_t mark : marks_) {
-      if (mark != nullptr) cudaEventDestroy(mark);
-    }
+    const auto destroy = [](const auto& events) {
+      for (const cudaEvent_t event : events) {
+        if (event != nullptr) cudaEventDestroy(event);
+      }
+    };
+    destroy(marks_);
+    destroy(copied_);
+    destroy(left_);
+    if (stage_stream_ != nullptr) cudaStreamDestroy(stage_stream_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
@@ -233,20 +282,21 @@ class CudaGpu final : public Gpu {
     way == MemoryWay::kHost ? cudaFreeHost(memory) : cudaFree(memory);
   }
 
-  // By way of pinned memory, so that `from` may change at once.
   absl::Status Upload(void* to, const void* from, size_t bytes) override {
     cudaSetDevice(index_);
-    for (size_t at = 0; at < bytes; at += kPinnedBytes) {
-      Pinned& pinned = pinned_[next_pinned_++ % pinned_.size()];
-      WITHY_RETURN_IF_ERROR(Check(cudaEventSynchronize(pinned.event), "copied to the device"));
-      const size_t part = std::min(kPinnedBytes, bytes - at);
-      std::memcpy(pinned.memory, static_cast<const std::byte*>(from) + at, part);
-      WITHY_RETURN_IF_ERROR(Check(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, pinned.memory,
-                                                  part, cudaMemcpyHostToDevice, stream_),
-                                  "copied to the device"));
-      WITHY_RETURN_IF_ERROR(Check(cudaEventRecord(pinned.event, stream_), "copied to the device"));
-    }
-    return absl::OkStatus();
+    return copies_.Copy(to, from, bytes, stream_);
+  }
+  absl::Status UploadToStage(int stage, void* to, const void* from, size_t bytes) override {
+    cudaSetDevice(index_);
+    const cudaEvent_t copied = copied_[static_cast<size_t>(stage)];
+    const cudaEvent_t left = left_[static_cast<size_t>(stage)];
+    WITHY_RETURN_IF_ERROR(Check(cudaStreamWaitEvent(stage_stream_, left, 0), "waited for a stage"));
+    WITHY_RETURN_IF_ERROR(stage_copies_.Copy(to, from, bytes, stage_stream_));
+    WITHY_RETURN_IF_ERROR(Check(cudaEventRecord(copied, stage_stream_), "copied to a stage"));
+    return Check(cudaStreamWaitEvent(stream_, copied, 0), "waited for a stage");
+  }
+  absl::Status LeaveStage(int stage) override {
+    return Check(cudaEventRecord(left_[static_cast<size_t>(stage)], stream_), "left a stage");
   }
   absl::Status Download(void* to, const void* from, size_t bytes) override {
     WITHY_RETURN_IF_ERROR(
@@ -289,11 +339,6 @@ class CudaGpu final : public Gpu {
   }
 
  private:
-  struct Pinned {
-    void* memory = nullptr;
-    cudaEvent_t event = nullptr;  // the last copy out of it
-  };
-
   // Memory of KV blocks that is registered with CUDA.
   struct Registered {
     size_t bytes = 0;
@@ -323,17 +368,21 @@ class CudaGpu final : public Gpu {
     }
     WITHY_RETURN_IF_ERROR(
         Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "made a stream"));
+    WITHY_RETURN_IF_ERROR(
+        Check(cudaStreamCreateWithFlags(&stage_stream_, cudaStreamNonBlocking), "made a stream"));
     queue_.Use(stream_, properties.major >= 9);
-    for (cudaEvent_t& mark : marks_) {
-      WITHY_RETURN_IF_ERROR(
-          Check(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming), "made an event"));
-    }
-    for (Pinned& pinned : pinned_) {
-      WITHY_RETURN_IF_ERROR(Check(cudaMallocHost(&pinned.memory, kPinnedBytes), "pinned memory"));
-      WITHY_RETURN_IF_ERROR(
-          Check(cudaEventCreateWithFlags(&pinned.event, cudaEventDisableTiming), "made an event"));
-    }
-    return absl::OkStatus();
+    const auto make = [](auto& events) -> absl::Status {
+      for (cudaEvent_t& event : events) {
+        WITHY_RETURN_IF_ERROR(
+            Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "made an event"));
+      }
+      return absl::OkStatus();
+    };
+    WITHY_RETURN_IF_ERROR(make(marks_));
+    WITHY_RETURN_IF_ERROR(make(copied_));
+    WITHY_RETURN_IF_ERROR(make(left_));
+    WITHY_RETURN_IF_ERROR(copies_.Prepare());
+    return stage_copies_.Prepare();
   }
 
   // Views that overlap are of memory that was given back since.
@@ -381,8 +430,11 @@ class CudaGpu final : public Gpu {
   cudaStream_t stream_ = nullptr;
   CudaQueue queue_;
   std::array<cudaEvent_t, kMarks> marks_ = {};
-  std::array<Pinned, 2> pinned_ = {};
-  size_t next_pinned_ = 0;
+  PinnedCopies copies_;
+  cudaStream_t stage_stream_ = nullptr;           // copies to stages, beside the kernels of stream_
+  std::array<cudaEvent_t, kStages> copied_ = {};  // of stage_stream_
+  std::array<cudaEvent_t, kStages> left_ = {};    // of stream_
+  PinnedCopies stage_copies_;
   std::map<std::byte*, Registered> registered_;  // by base
   std::unique_ptr<DenseMath> dense_;
 };

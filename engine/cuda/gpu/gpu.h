@@ -42,6 +42,7 @@ struct GpuFacts {
 class Gpu {
  public:
   static constexpr int kMarks = 4;
+  static constexpr int kStages = 2;
 
   virtual ~Gpu() = default;
   // Name of the kernels, for Model::target(): "cuda", "cuda-on-cpu".
@@ -70,6 +71,12 @@ class Gpu {
   // Waits for what is queued, then for the copy.
   virtual absl::Status Download(void* to, const void* from, size_t bytes) = 0;
   virtual absl::Status Zero(void* to, size_t bytes) = 0;
+  // Copies into stage `stage` (memory of the caller's, the same for each) beside what is queued:
+  // the copy starts once what was queued before the last LeaveStage(stage) is done; what is queued
+  // from now on comes after the copy. `from` may change once it returns.
+  virtual absl::Status UploadToStage(int stage, void* to, const void* from, size_t bytes) = 0;
+  // What is queued from now on does not read the stage before the next copy into it.
+  virtual absl::Status LeaveStage(int stage) = 0;
   // Address at which kernels access the memory of KV blocks. Memory that may be unmapped
   // (KvMemory::mapping is 0) stays prepared until as many UnmapKv; what is queued must be done by
   // then.

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/memory_limits.h"
 #include "engine/cuda/on_cpu/kernels_on_cpu.h"
@@ -80,6 +81,19 @@ absl::Status GpuOnCpu::Download(void* to, const void* from, size_t bytes) {
 
 absl::Status GpuOnCpu::Zero(void* to, size_t bytes) {
   std::memset(to, 0, bytes);
+  return absl::OkStatus();
+}
+
+// A card would copy over what kernels still read.
+absl::Status GpuOnCpu::UploadToStage(int stage, void* to, const void* from, size_t bytes) {
+  if (std::exchange(staged_.at(static_cast<size_t>(stage)), true)) {
+    return absl::InternalError("a stage is copied to again before it was left");
+  }
+  return Upload(to, from, bytes);
+}
+
+absl::Status GpuOnCpu::LeaveStage(int stage) {
+  staged_.at(static_cast<size_t>(stage)) = false;
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 // process. Neighbours: runner.h, ../gpu.h. No part of the product.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -46,6 +47,8 @@ class GpuOnCpu : public cuda::Gpu {
   absl::Status Upload(void* to, const void* from, size_t bytes) override;
   absl::Status Download(void* to, const void* from, size_t bytes) override;
   absl::Status Zero(void* to, size_t bytes) override;
+  absl::Status UploadToStage(int stage, void* to, const void* from, size_t bytes) override;
+  absl::Status LeaveStage(int stage) override;
   absl::StatusOr<uint8_t*> MapKv(const KvMemory& memory) override;
   void UnmapKv(const KvMemory& memory) override;
   absl::Status Mark(int) override { return absl::OkStatus(); }
@@ -61,7 +64,8 @@ class GpuOnCpu : public cuda::Gpu {
   RunnerQueue queue_;
   DenseOnCpu dense_;
   std::map<void*, size_t> allocations_;
-  std::map<std::byte*, int> mapped_;  // views in use, by base
+  std::array<bool, kStages> staged_ = {};  // copied to, and not left since
+  std::map<std::byte*, int> mapped_;       // views in use, by base
 };
 
 }  // namespace withy::engine::on_cpu

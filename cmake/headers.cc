@@ -1,0 +1,1 @@
+// What a precompiled header is compiled with (withy_precompiled in cmake/withy.cmake).
