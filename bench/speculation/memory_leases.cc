@@ -40,9 +40,8 @@ class MemoryLeases::Held final : public serving::Lease {
     });
   }
   void Fault(int32_t /*chunk*/, std::string /*reason*/) override {}
-  void Recompute(int32_t /*computed_before*/, int32_t /*most*/) override {
-    Tell([](serving::LeaseEvents& events) { events.OnRevised({}, 0); });
-  }
+  // Nothing is read, so that nobody asks.
+  void Yield(int32_t /*computed_before*/, int32_t /*most*/) override {}
   void Commit(serving::LeaseCommit /*commit*/) override {
     Tell([](serving::LeaseEvents& events) { events.OnCommitted(); });
   }
