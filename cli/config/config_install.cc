@@ -94,9 +94,8 @@ std::string UnitDropIn(const v1::Config& config) {
   bool home = false, tmp = false;
   for (const NamedPath& at : PathsOf(config)) {
     mounts.insert(Word(at.path));
-    // The directory, because a TLM is looked for beside its model.
-    const std::string place = at.directory ? at.path : fs::path(at.path).parent_path().string();
-    const std::string optional = Word("-" + place);
+    // A file and not its directory, which the user withy may be unable to enter.
+    const std::string optional = Word("-" + at.path);
     if (IsBelow(at.path, {"/home", "/root", "/run/user"})) {
       home = true;
       (at.directory ? binds : reads).insert(optional);

@@ -51,7 +51,7 @@ TEST(UnitDropInTest, DisksAreWaitedFor) {
 TEST(UnitDropInTest, HomesAreOpenedAsFarAsNeeded) {
   const std::string text = UnitDropIn(
       Installed("model { path: \"/home/me/models/a.gguf\" } state_dir: \"/home/me/state\""));
-  EXPECT_THAT(text, HasSubstr("ProtectHome=tmpfs\nBindReadOnlyPaths=-/home/me/models\n"
+  EXPECT_THAT(text, HasSubstr("ProtectHome=tmpfs\nBindReadOnlyPaths=-/home/me/models/a.gguf\n"
                               "BindPaths=-/home/me/state\n"));
   EXPECT_THAT(UnitDropIn(Installed("store { master_key_path: \"/tmp/key\" }")),
               HasSubstr("PrivateTmp=no"));
