@@ -1,4 +1,6 @@
 // withyctl apps: registers apps and shows them to the operator.
+#include <unistd.h>
+
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,11 @@
 
 namespace withy::cli {
 namespace {
+
+// The token alone: as a header's value, a file may not end with a newline. A terminal gets one.
+void PrintToken(const std::string& token) {
+  std::cout << token << (isatty(STDOUT_FILENO) == 1 ? "\n" : "");
+}
 
 // Stores the new token of `app` in `file`, if given, and prints the requested output. A token that
 // cannot be stored is printed, because the service returns it only once.
@@ -27,7 +34,7 @@ int Keep(const Args& args, const std::string& app, const v1::BindAppResponse& bo
     return print ? kExitOk : code;
   }
   if (print) {
-    std::cout << bound.token() << "\n";
+    PrintToken(bound.token());
     return kExitOk;
   }
   const absl::Status used = (*file)->MakeDefault();
@@ -68,7 +75,7 @@ int RunBind(const Args& args) {
       v1::ListContextsRequest least;
       least.set_page_size(1);
       const absl::Status holds = (*client)->ListContexts(least).status();
-      if (holds.ok()) std::cout << *known << "\n";
+      if (holds.ok()) PrintToken(*known);
       if (!absl::IsUnauthenticated(holds)) return holds.ok() ? kExitOk : Fail(holds);
     }
   }

@@ -14,6 +14,7 @@
 #include "base/config.h"
 #include "base/environment.h"
 #include "base/status.h"
+#include "cli/config/service_address.h"
 #include "cli/models/token_files.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
@@ -127,6 +128,12 @@ struct Client::Impl {
                        const Peer& peer, const Deadline& deadline) const {
     absl::Status plain = rpc::FromGrpc(status);
     const bool connected = peer.channel->GetState(false) == GRPC_CHANNEL_READY;
+    if (absl::IsUnavailable(plain) && !connected && MayNotConnect(peer.address)) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("no permission for ", peer.address,
+                       ": the service is for root and members of its group; "
+                       "`usermod -aG withy USER` as root adds one, from the next login on"));
+    }
     if (absl::IsUnavailable(plain) && !connected) {
       return absl::UnavailableError(absl::StrCat("withy does not answer at ", peer.address,
                                                  ": is it running? Start it with `./withy up` or "
@@ -211,7 +218,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   std::unique_ptr<Client> client(new Client);
   Impl& impl = *client->impl_;
   std::string address = args.Get("address", Environment("WITHY_ADDRESS"));
-  if (address.empty()) address = AppAddresses(config).back();  // the unix socket
+  if (address.empty()) address = ServiceAddress(config, args.Has("config"));
   impl.store = {"context_store",
                 Beside(address, config, config.store().listen(), "context_store.sock")};
   impl.profiler = {"profiler_agent",

@@ -18,9 +18,10 @@ namespace {
 
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
-  for (auto group : {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ModelCommands,
-                     CalibrateCommands, DeviceCommands, ScoreCommands, StatusCommands,
-                     ProfileCommands, ProfileStudyCommands, StoreCommands}) {
+  for (auto group :
+       {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ConfigCommands, ModelCommands,
+        CalibrateCommands, DeviceCommands, DoctorCommands, ScoreCommands, StatusCommands,
+        ProfileCommands, ProfileStudyCommands, StoreCommands}) {
     for (Command& command : group()) all.push_back(std::move(command));
   }
   return all;

@@ -201,7 +201,7 @@ std::string SandboxHint(const absl::Status& status, const v1::Config& config) {
       return absl::StrCat(": the unit hides ", hidden,
                           " (ProtectHome, PrivateTmp); `withyctl "
                           "config install FILE` lets ",
-                          path, " in, or put it elsewhere");
+                          path, " in, or put it elsewhere, readable for the user withy");
     }
   }
   return absl::IsPermissionDenied(status) ? ": the user withy must be able to read it" : "";
