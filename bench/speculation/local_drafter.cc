@@ -46,7 +46,7 @@ policy::DraftOffer LocalDrafter::Follow(const serving::DraftTask& task, double p
 serving::TreeRequest LocalDrafter::RequestOf(const serving::DraftTask& task) const {
   return {.call_id = task.call_id,
           .tokens = task.session.tokens(),
-          .sampling = task.session.sampling(),
+          .sampling = task.session.answer().sampling(),
           .limits = limits_ == nullptr ? task.limits : limits_(task)};
 }
 
