@@ -37,7 +37,6 @@ constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 constexpr unsigned kSocketMode = 0660;
 
 // Members are destroyed from the last to the first: the server goes before what its calls use.
-// Drain comes before, and ends what the gateway tells the server.
 class Orchestrator final : public rpc::Process {
  public:
   Orchestrator(const v1::Config& config, std::unique_ptr<telemetry::Recorder> recorder)
@@ -48,6 +47,9 @@ class Orchestrator final : public rpc::Process {
         shorts_(kShortThreads, kShortQueue, Clock::Real()),
         service_(MakeLlmService(gateway_, {calls_, shorts_}, Clock::Real(), answers_,
                                 config.orchestrator().bind_app_over_tcp())) {}
+
+  // From here on the gateway tells the server nothing.
+  ~Orchestrator() override { gateway_.readiness().Drain(); }
 
   absl::Status Serve(const v1::Config& config) {
     const rpc::ServerOptions options{.name = "orchestrator",
