@@ -130,7 +130,7 @@ std::vector<std::string> VariedPieces(uint64_t seed, size_t bytes) {
   std::mt19937_64 random(seed);
   std::vector<std::string> pieces;
   for (size_t made = 0; made < bytes; made += pieces.back().size()) {
-    std::string piece;
+    std::string& piece = pieces.emplace_back();
     while (piece.size() < 1000) {
       const uint64_t kind = random() % 20;
       if (kind == 0) {
@@ -143,7 +143,6 @@ std::vector<std::string> VariedPieces(uint64_t seed, size_t bytes) {
         piece += Any(kWords, random) + Any(kJoins, random);
       }
     }
-    pieces.push_back(std::move(piece));
   }
   return pieces;
 }
