@@ -22,11 +22,21 @@ done
 for file in usr/bin/withyctl usr/lib/systemd/system/withy.target usr/lib/sysusers.d/withy.conf usr/lib/tmpfiles.d/withy.conf usr/share/withy/proto/withy/v1/llm_service.proto; do
   expect files "$out/files" " \./$file$"
 done
+for file in man/man1/withyctl.1.gz man/man5/withy.textproto.5.gz bash-completion/completions/withyctl; do
+  expect files "$out/files" " \./usr/share/$file$"
+done
 if grep -E 'elasticize|\.gguf$' "$out/files"; then echo "the service's package has files that it should not have"; fail=1; fi
 dpkg-deb -c "$models" >"$out/model-files"
 expect files "$out/model-files" 'share/withy/models/withy-pocket-q8_0\.gguf$'
 dpkg-deb -x "$service" "$out/root"
 expect units "$out/root/usr/lib/systemd/system/withy-orchestrator.service" '^ExecStart=/usr/bin/withy-orchestrator$'
+zcat "$out/root/usr/share/man/man1/withyctl.1.gz" >"$out/withyctl.1"
+expect "manual of withyctl" "$out/withyctl.1" '^.SS "withyctl generate'
+zcat "$out/root/usr/share/man/man5/withy.textproto.5.gz" >"$out/withy.textproto.5"
+expect "manual of the configuration" "$out/withy.textproto.5" '^.fBstore.arena_bytes.fR'
+bash -c 'source "$1"; COMP_WORDS=(withyctl contexts show --c) COMP_CWORD=3; _withyctl; echo "${COMPREPLY[@]}"' - \
+  "$out/root/usr/share/bash-completion/completions/withyctl" >"$out/completed"
+expect completion "$out/completed" '--config'
 dpkg-deb -e "$service" "$out/scripts"
 for script in postinst prerm postrm; do
   [[ -x $out/scripts/$script ]] || { echo "no $script"; fail=1; }

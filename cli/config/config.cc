@@ -35,7 +35,7 @@ absl::StatusOr<CheckedConfig> CheckForUnits(const std::string& file) {
   return CheckConfig(file);
 }
 
-int RunCheck(const Args& args) {
+int RunConfigCheck(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("config check takes one FILE");
   const auto checked = CheckForUnits(args.positional()[0]);
   if (!checked.ok()) return Fail(checked.status());
@@ -47,7 +47,7 @@ int RunCheck(const Args& args) {
   return kExitOk;
 }
 
-int RunInstall(const Args& args) {
+int RunConfigInstall(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("config install takes one FILE");
   const std::string& file = args.positional()[0];
   const auto text = ReadRegularFile(file, kMostBytes);
@@ -83,14 +83,14 @@ std::vector<Command> ConfigCommands() {
        "FILE",
        "names every error of a configuration, and files that are missing",
        {},
-       RunCheck},
+       RunConfigCheck},
       {"config install",
        "FILE",
        "checks FILE, makes it /etc/withy/withy.textproto, lets the units reach what it names, and "
        "restarts the service; as root",
        {{"root", "DIR", "write below DIR, and restart nothing"},
         {"no-restart", "", "leave the running service as it is"}},
-       RunInstall}};
+       RunConfigInstall}};
 }
 
 }  // namespace withy::cli
