@@ -239,28 +239,12 @@ TEST(OrchestratorTest, AFullQueueRefusesWithAdvice) {
   EXPECT_TRUE(board.Generate(Ask("hello")).status.ok());
 }
 
-// What the orchestrator says of itself once it knows so many calls.
-v1::ProcessStatus AwaitCalls(Board& board, uint32_t calls) {
-  v1::GetStatusResponse status;
-  const absl::Time until = absl::Now() + absl::Seconds(60);
-  do {
-    grpc::ClientContext context;
-    const grpc::Status asked = board.stub().GetStatus(&context, {}, &status);
-    EXPECT_TRUE(asked.ok()) << asked.error_message();
-    EXPECT_LT(absl::Now(), until) << "the calls did not come";
-    if (!asked.ok() || absl::Now() > until) return {};
-  } while (status.processes(0).status().running_calls() +
-               status.processes(0).status().queued_calls() <
-           calls);
-  return status.processes(0).status();
-}
-
 TEST(OrchestratorTest, CallsBeyondTheBatchWaitForASlot) {
   Board board(/*queue_limit=*/8, /*max_batch=*/1);
   OpenCall first(board, Ask("hold"));
   Outcome second;
   std::thread caller([&] { second = board.Generate(Ask("hello")); });
-  AwaitCalls(board, 2);
+  board.AwaitCalls(2);
   EXPECT_EQ(board.worker.runs().size(), 1u);
   board.worker.Release();
   caller.join();
@@ -277,9 +261,9 @@ TEST(OrchestratorTest, APrefillThatARunningSloCannotBearWaits) {
   OpenCall first(board, promised);
   Outcome second;
   std::thread caller([&] { second = board.Generate(Ask(std::string(20'000, 'x'))); });
-  AwaitCalls(board, 2);
+  board.AwaitCalls(2);
   EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "a short one passes";
-  EXPECT_EQ(AwaitCalls(board, 2).queued_calls(), 1u) << "the long one waits";
+  EXPECT_EQ(board.AwaitCalls(2).queued_calls(), 1u) << "the long one waits";
   EXPECT_EQ(board.worker.runs().size(), 2u);
   board.worker.Release();
   EXPECT_TRUE(first.Finish().ok());

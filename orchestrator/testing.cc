@@ -419,6 +419,23 @@ void Board::StartDraft() {
   draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
 }
 
+v1::ProcessStatus Board::AwaitCalls(uint32_t calls) {
+  v1::GetStatusResponse status;
+  const absl::Time until = absl::Now() + absl::Seconds(60);
+  for (;;) {
+    grpc::ClientContext context;
+    const grpc::Status asked = stub_->GetStatus(&context, {}, &status);
+    EXPECT_TRUE(asked.ok()) << asked.error_message();
+    if (!asked.ok()) return {};
+    const v1::ProcessStatus& self = status.processes(0).status();
+    const uint32_t known = self.running_calls() + self.queued_calls();
+    if (known == calls) return self;
+    if (absl::Now() < until) continue;
+    ADD_FAILURE() << known << " calls run or wait, and not " << calls;
+    return {};
+  }
+}
+
 bool Board::IsServing() const {
   // grpc.health.v1.Health.Check by hand: the request for the whole server is empty.
   grpc::GenericStub stub(

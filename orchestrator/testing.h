@@ -209,6 +209,9 @@ class Board {
   Outcome Generate(const v1::GenerateRequest& request, grpc::ClientContext* context = nullptr);
   v1::LlmService::Stub& stub() { return *stub_; }
   const v1::Config& config() const { return config_; }
+  // Waits until so many calls run or wait; what the orchestrator says of itself then. A call that
+  // its client has cancelled ends a little later than the client's stream.
+  v1::ProcessStatus AwaitCalls(uint32_t calls);
   // What the orchestrator's health service says, as Backends::Health.
   bool IsServing() const;
   // "http://HOST:PORT"; the configuration must have orchestrator.http_listen.
