@@ -22,7 +22,9 @@
 #include "cli/output.h"
 #include "cli/profile/calibration_report.h"
 #include "cli/profile/calibration_run.h"
+#include "cli/profile/stamp_times.h"
 #include "cli/stop_signals.h"
+#include "engine/cuda/gpu/cupti.h"
 #include "engine/encoder/tlm.h"
 #include "engine/session/calibrator.h"
 #include "engine/session/kv_errors.h"
@@ -282,12 +284,18 @@ absl::StatusOr<CalibrationReport> Calibrate(const Args& args, const Run& run) {
         absl::StrCat("the TLM ", tlm, " does not exist: give its file, or --tlm off"));
   }
   const bool is_draft = config.model().path() == config.draft().path();
+  const v1::ModelConfig& model = is_draft ? config.draft() : config.model();
   WarnIfBusy(args, run.board);
   StopOnSignals();
   CalibrationReport report;
-  WITHY_ASSIGN_OR_RETURN(
-      report.model,
-      CalibrateModel(run, is_draft ? config.draft() : config.model(), config.state_dir()));
+  if (args.Has("cupti")) {
+    WITHY_ASSIGN_OR_RETURN(const auto cupti, engine::cuda::Cupti::Open());
+    WITHY_ASSIGN_OR_RETURN(
+        report.stamps,
+        MeasureStamps(model.path(), engine::OptionsFromWire(model, config.state_dir()).model,
+                      *cupti, &StopRequested()));
+  }
+  WITHY_ASSIGN_OR_RETURN(report.model, CalibrateModel(run, model, config.state_dir()));
   if (!tlm.empty()) {
     WITHY_ASSIGN_OR_RETURN(report.tlm, CalibrateTlm(run, tlm, config));
   }
@@ -319,6 +327,9 @@ std::vector<Command> CalibrateCommands() {
             {"point-seconds", "S",
              "maximum seconds for the samples of one point; longer points are skipped "
              "(default 10)"},
+            {"cupti", "",
+             "model on a GPU: first lay CUPTI's times of its kernels beside those that the service "
+             "records"},
             {"json", "", "print JSON"}}),
        RunCalibrate}};
 }

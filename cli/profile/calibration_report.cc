@@ -178,9 +178,9 @@ nlohmann::json ResultJson(const CalibrationResult& result) {
 std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns) {
   const v1::Calibration& model = report.model.record;
   std::string text =
-      absl::StrCat(Head(report.model, now_unix_ns), "milliseconds:\n", LevelTable(model),
-                   ContextLines(model), KvErrorLine(model), SpreadLine(model), LeftOutLines(model),
-                   "kept in ", report.model.path, "\n");
+      absl::StrCat(StampTable(report.stamps), Head(report.model, now_unix_ns), "milliseconds:\n",
+                   LevelTable(model), ContextLines(model), KvErrorLine(model), SpreadLine(model),
+                   LeftOutLines(model), "kept in ", report.model.path, "\n");
   if (report.tlm.has_value()) {
     const v1::Calibration& tlm = report.tlm->record;
     absl::StrAppend(&text, Head(*report.tlm, now_unix_ns), TlmLines(tlm), SpreadLine(tlm),
@@ -195,6 +195,15 @@ std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns) {
 std::string ReportJson(const CalibrationReport& report) {
   nlohmann::json json = {{"model", ResultJson(report.model)}};
   if (report.tlm.has_value()) json["tlm"] = ResultJson(*report.tlm);
+  for (const StampTimes& pass : report.stamps) {
+    for (const engine::cuda::StampedOp& op : pass.ops) {
+      json["stamps"].push_back({{"pass", pass.pass},
+                                {"op", engine::OpName(op.kind)},
+                                {"count", op.count},
+                                {"stamped_us", op.stamped_us},
+                                {"recorded_us", op.recorded_us}});
+    }
+  }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

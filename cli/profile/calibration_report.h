@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cli/profile/stamp_times.h"
 #include "withy/v1/calibration.pb.h"
 
 namespace withy::cli {
@@ -22,10 +24,12 @@ struct CalibrationResult {
 struct CalibrationReport {
   CalibrationResult model;
   std::optional<CalibrationResult> tlm;
+  std::vector<StampTimes> stamps = {};  // where CUPTI was asked for
 };
 
 std::string ReportText(const CalibrationReport& report, int64_t now_unix_ns);
-// One JSON object: "model" and, if there is one, "tlm", each with "path" and "record".
+// One JSON object: "model" and, if there is one, "tlm", each with "path" and "record"; where CUPTI
+// was asked for "stamps", each with "pass", "op", "count", "stamped_us" and "recorded_us" (sums).
 std::string ReportJson(const CalibrationReport& report);
 
 }  // namespace withy::cli

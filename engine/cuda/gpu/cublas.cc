@@ -1,7 +1,5 @@
 #include "engine/cuda/gpu/cublas.h"
 
-#include <dlfcn.h>
-
 #include <string>
 #include <utility>
 
@@ -109,12 +107,6 @@ class Cublas final : public DenseMath {
 };
 
 }  // namespace
-
-LibraryLoader DynamicLoader() {
-  return {.open = [](const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); },
-          .symbol = [](void* library, const char* name) { return dlsym(library, name); },
-          .close = [](void* library) { dlclose(library); }};
-}
 
 absl::StatusOr<std::unique_ptr<DenseMath>> OpenCublas(Gpu& gpu, const LibraryLoader& loader) {
   for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
