@@ -1,4 +1,10 @@
-// withyctl store: what the operator does with all conversations at once: the master key, backups.
+// withyctl store: what the operator does with all conversations at once: the master key, backups,
+// repair.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -69,6 +75,19 @@ int RunRestore(const Args& args) {
   return kExitOk;
 }
 
+// The database is the context store's business: a program of its own knows it.
+int RunRepair(const Args& args) {
+  const auto config = LoadConfig(args.Get("config"));
+  if (!config.ok()) return Fail(config.status());
+  std::error_code error;
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "withy-store-repair";
+  execl(program.c_str(), "withy-store-repair", config->state_dir().c_str(), nullptr);
+  return Fail(absl::NotFoundError(
+      absl::StrCat("cannot run ", program, ": ", std::strerror(errno),
+                   ": it is installed with the service; run withyctl on the board")));
+}
+
 int RunCheck(const Args& args) {
   if (args.positional().size() != 1) return FailUsage("store check takes one DIR");
   const auto info = CheckBackup(args.positional()[0]);
@@ -99,6 +118,12 @@ std::vector<Command> StoreCommands() {
        "put a backup into the state directory of a stopped service that has no conversations",
        {{"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}},
        RunRestore},
+      {"store repair",
+       "",
+       "make the conversations of a stopped service readable again after damage to their database; "
+       "it is kept as it was beside the repaired one",
+       {{"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}},
+       RunRepair},
   };
 }
 

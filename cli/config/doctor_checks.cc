@@ -62,9 +62,8 @@ void LookAtRecords(const v1::Config& config, std::vector<Finding>* findings) {
          absl::StrCat(current,
                       " is missing or empty: the database of conversations cannot be "
                       "opened"),
-         "stop the service, move the directory away and run `withyctl store restore BACKUP`; "
-         "without "
-         "a backup the service begins without conversations"});
+         "stop the service and run `withyctl store repair`, or move the directory away and run "
+         "`withyctl store restore BACKUP`"});
   }
   const std::string key = config.store().master_key_path().empty()
                               ? config.state_dir() + "/master.key"

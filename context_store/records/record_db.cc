@@ -173,6 +173,7 @@ absl::StatusOr<std::unique_ptr<RecordDb>> RecordDb::Open(const RecordDbOptions& 
                  std::strerror(errno));
   }
   WITHY_RETURN_IF_ERROR(record_db->CheckRoomToOpen());
+  WITHY_RETURN_IF_ERROR(record_db->CheckNotHeadless());
   rocksdb::DB* db = nullptr;
   const rocksdb::Status opened =
       rocksdb::DB::Open(MakeOptions(options, record_db->flush_failed_), options.path, &db);
@@ -258,6 +259,21 @@ absl::Status RecordDb::CheckRoomToOpen() const {
         "DISK_FULL");
   }
   return absl::OkStatus();
+}
+
+// Without CURRENT RocksDB would begin anew, and remove the tables that it then does not know.
+absl::Status RecordDb::CheckNotHeadless() const {
+  rocksdb::Env* env = EnvOf(options_);
+  std::vector<std::string> files;
+  if (env->FileExists(path() + "/CURRENT").ok() || !env->GetChildren(path(), &files).ok()) {
+    return absl::OkStatus();
+  }
+  const bool has_data = std::any_of(files.begin(), files.end(), [](const std::string& file) {
+    return file.ends_with(".sst") || file.ends_with(".log");
+  });
+  if (!has_data) return absl::OkStatus();
+  return Convert(rocksdb::Status::Corruption("CURRENT is missing beside tables or logs"),
+                 "cannot open");
 }
 
 absl::Status RecordDb::Write(RecordBatch& batch) {
@@ -463,8 +479,8 @@ absl::Status RecordDb::Convert(const rocksdb::Status& status, std::string_view w
     return WithReason(absl::ResourceExhaustedError(absl::StrCat("disk full: ", text)), "DISK_FULL");
   }
   if (status.IsCorruption()) {
-    return absl::DataLossError(absl::StrCat(
-        text, ": put ", path(), " back from a backup, or move it away to begin without contexts"));
+    return absl::DataLossError(absl::StrCat(text, ": run `withyctl store repair`, or put ", path(),
+                                            " back from a backup (`withyctl store restore`)"));
   }
   return absl::UnavailableError(text);
 }

@@ -132,6 +132,7 @@ class RecordDb {
                           bool plain_only) const;
   absl::Status CheckRoom() const;
   absl::Status CheckRoomToOpen() const;
+  absl::Status CheckNotHeadless() const;
   rocksdb::Status WriteOnce(RecordBatch& batch);
   bool MustReopen() const;
   rocksdb::Status Reopen();

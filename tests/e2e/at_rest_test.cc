@@ -215,6 +215,33 @@ TEST(AtRestTest, ABackupOfARunningServiceIsRestoredElsewhere) {
   EXPECT_EQ(Messages(board, token, context_id).size(), 4u);
 }
 
+TEST(AtRestTest, ADamagedDatabaseIsRepairedByOneCommand) {
+  Board board;
+  board.StartAll();
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
+  const auto stub = board.NewStub();
+  const std::string token = board.BindApp("app");
+  const std::string context_id = CreateContext(*stub, token);
+  const Answer first = Generate(*stub, token, UserRequest(context_id, "before the damage", 4));
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  std::string output;
+  EXPECT_EQ(Withyctl(board, "store repair", &output), 1) << "while the store runs";
+  EXPECT_THAT(output, HasSubstr("is in use"));
+  board.Kill("context_store");
+  const std::string records = board.dir() + "/state/records";
+  std::ofstream(records + "/CURRENT", std::ios::trunc).flush();
+  ASSERT_EQ(Withyctl(board, "store repair", &output), 0) << output;
+  EXPECT_THAT(output, AllOf(HasSubstr("1 contexts"), HasSubstr(records + ".damaged-")));
+  board.Start("context_store");
+  ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
+  EXPECT_EQ(Messages(board, token, context_id)[0], "before the damage");
+  EXPECT_TRUE(
+      GenerateWithRetry(*stub, token, UserRequest(context_id, "behind it", 4)).status.ok());
+  board.Stop("context_store");
+  EXPECT_EQ(Withyctl(board, "store repair", &output), 0) << output;
+  EXPECT_THAT(output, HasSubstr("nothing was changed"));
+}
+
 TEST(AtRestTest, AReachedQuotaRefusesTheNextCallAndKeepsTheText) {
   Board board({"store.tokens_per_context=16", "orchestrator.contexts_per_app=2"});
   board.StartAll();
