@@ -1,4 +1,4 @@
-// What the shared library withy-bench-faults.so, which is loaded before all others into the
+// What the shared library withy-bench-read-errors.so, which is loaded before all others into the
 // processes under torture, makes them see: read errors of KV files. One file that all of them map
 // says how many. Neighbours: fault_shim.cc is the library, torture.cc writes the file.
 #pragma once

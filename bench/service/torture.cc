@@ -3,11 +3,8 @@
 // still, a worker whose leases were taken meanwhile; and, once, an arena too small for one context.
 // No call that returned may be lost, no context may show another's text, and with all KV at 8 bits
 // every answer has to be, bit for bit, that of a run that nothing interrupted. Prints one JSON line
-// last on stdout; the exit code is 1 if any of this was not so. Neighbours: torture_client.h has
-// the apps, processes.h the processes.
-#include <sys/mount.h>
-#include <unistd.h>
-
+// last on stdout; the exit code is 1 if any of this was not so. Neighbours: torture_board.h has the
+// service and its apps, faults.cc lets calls of the system fail.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -24,11 +21,9 @@
 #include "absl/time/clock.h"
 #include "base/program_flags.h"
 #include "base/status.h"
-#include "bench/service/processes.h"
-#include "bench/service/torture_client.h"
+#include "bench/service/torture_board.h"
 #include "bench/service/torture_faults.h"
 #include "engine/kv/block.h"
-#include "engine/model/synth.h"
 
 ABSL_FLAG(int, kills, 100, "SIGKILLs to send");
 ABSL_FLAG(int, minutes, 0, "end after this time even with fewer kills; 0: no such end");
@@ -41,14 +36,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Holds three fifths of what the apps' contexts take, so that KV leaves it and is read back.
-constexpr uint64_t kArenaBytes = 5 << 18;
-constexpr absl::Duration kServing = absl::Seconds(60);
-constexpr absl::Duration kStuck = absl::Seconds(120);  // no call returned for so long
-constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr int kLongestPauseMs = 300;  // before a fault
 constexpr int kLongestStallMs = 400;
-constexpr const char* kDiskMegabytes = "size=256m";
 
 struct Faults {
   uint64_t kills = 0;
@@ -64,15 +53,10 @@ struct Faults {
 class Torture {
  public:
   explicit Torture(uint64_t seed) : random_(seed) {}
-  ~Torture() {
-    apps_.clear();
-    processes_ = nullptr;
-    if (mounted_) umount2((directory_.path() + "/state").c_str(), MNT_DETACH);
-  }
 
   absl::Status Run(int kills, absl::Duration limit);
   nlohmann::json Report() const;
-  bool Good() const;
+  bool Good() const { return board_ != nullptr && board_->Good(); }
 
  private:
   uint64_t Below(uint64_t limit) { return random_() % limit; }
@@ -80,9 +64,7 @@ class Torture {
     absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(Below(static_cast<uint64_t>(most_ms)))));
   }
   absl::Status MakeBoard();
-  absl::Status WriteModel(const std::string& name, uint64_t seed);
-  absl::Status StartAll();
-  absl::Status RecordAnswers();
+  uint64_t calls() const { return board_->ledger().calls(); }
   // One fault, and the restart of what it killed.
   absl::Status Strike();
   absl::Status KillAndRestart(const std::vector<std::string>& names);
@@ -93,80 +75,22 @@ class Torture {
   // Reads of KV fail until a store that has just begun has counted one.
   absl::Status FailReads();
   absl::Status TakeLeases();
-  // Errors: DEADLINE_EXCEEDED: the service does not come back.
-  absl::Status AwaitCalls(uint64_t calls);
 
   std::mt19937_64 random_;
-  TemporaryDirectory directory_;
-  bool mounted_ = false;  // the state is on a small disk of its own
-  std::unique_ptr<Processes> processes_;
-  std::vector<std::unique_ptr<TortureApp>> apps_;
-  TortureAnswers expected_;
-  TortureLedger ledger_;
+  std::unique_ptr<TortureBoard> board_;
   std::unique_ptr<FaultInjector> injector_;  // null: this build has none
   Faults faults_;
 };
 
-absl::Status Torture::WriteModel(const std::string& name, uint64_t seed) {
-  WITHY_ASSIGN_OR_RETURN(engine::SynthShape shape, engine::FindSynthShape("tiny"));
-  shape.context_length = 2048;
-  WITHY_ASSIGN_OR_RETURN(const engine::GgmlType type, engine::FindSynthType("q8_0"));
-  return engine::WriteSynthModel(shape, type, seed,
-                                 absl::StrCat(directory_.path(), "/", name, ".gguf"));
-}
-
 absl::Status Torture::MakeBoard() {
-  WITHY_ASSIGN_OR_RETURN(directory_, TemporaryDirectory::Create("withy-torture"));
-  const std::string& dir = directory_.path();
-  WITHY_RETURN_IF_ERROR(WriteModel("target", 1));
-  WITHY_RETURN_IF_ERROR(WriteModel("draft", 2));
-  const std::string config = absl::StrCat(
-      "log_level: \"warn\"\norchestrator { tlm_path: \"off\" audit_off: true probe_off: true }\n",
-      "model { path: \"", dir, "/target.gguf\" threads: 2 idle_upgrade_s: 0 }\n",
-      "draft { path: \"", dir, "/draft.gguf\" threads: 1 }\n", "store { arena_bytes: ", kArenaBytes,
-      " kv_ratio_percent: ", absl::GetFlag(FLAGS_ratio), " kv_disk_bytes: 67108864 }\n",
-      "profiler { metrics_listen: \"off\" }\n");
-  WITHY_ASSIGN_OR_RETURN(Processes processes, Processes::Create(dir, config));
-  processes_ = std::make_unique<Processes>(std::move(processes));
-  absl::StatusOr<std::unique_ptr<FaultInjector>> injector = FaultInjector::Create(dir);
+  WITHY_ASSIGN_OR_RETURN(board_,
+                         TortureBoard::Make(absl::GetFlag(FLAGS_apps), absl::GetFlag(FLAGS_ratio)));
+  absl::StatusOr<std::unique_ptr<FaultInjector>> injector =
+      FaultInjector::Create(board_->directory());
   if (!injector.ok() && !absl::IsNotFound(injector.status())) return injector.status();
   if (injector.ok()) {
     injector_ = *std::move(injector);
-    processes_->set_environment(injector_->environment());
-  }
-  fs::create_directory(processes_->state_dir());
-  // Only where this user may mount; else no disk is filled.
-  mounted_ =
-      mount("withy-torture", processes_->state_dir().c_str(), "tmpfs", 0, kDiskMegabytes) == 0;
-  fs::permissions(processes_->state_dir(), fs::perms::owner_all);
-  return absl::OkStatus();
-}
-
-absl::Status Torture::StartAll() {
-  for (const std::string& name : kAllProcesses) WITHY_RETURN_IF_ERROR(processes_->Start(name));
-  const std::string address = "unix:" + processes_->run_dir() + "/withy.sock";
-  for (int app = 0; app < absl::GetFlag(FLAGS_apps); ++app) {
-    WITHY_ASSIGN_OR_RETURN(apps_.emplace_back(), TortureApp::Create(address, app));
-  }
-  return absl::OkStatus();
-}
-
-// What each script is answered without interruption. The model may still be opening.
-absl::Status Torture::RecordAnswers() {
-  const absl::Time end = absl::Now() + kServing;
-  for (int app = 0; app < absl::GetFlag(FLAGS_apps); ++app) {
-    for (int script = 0; script < kTortureScripts; ++script) {
-      absl::StatusOr<std::vector<std::string>> answers;
-      do {
-        answers = apps_[static_cast<size_t>(app)]->Record(script);
-        if (!answers.ok()) absl::SleepFor(absl::Milliseconds(50));
-      } while (absl::IsUnavailable(answers.status()) && absl::Now() < end);
-      if (!answers.ok()) {
-        return Annotate(answers.status(), absl::StrCat("the uninterrupted run (model_worker: ",
-                                                       processes_->LogTail("model_worker"), ")"));
-      }
-      if (absl::GetFlag(FLAGS_ratio) == 100) expected_[{app, script}] = *std::move(answers);
-    }
+    board_->processes().set_environment(injector_->environment());
   }
   return absl::OkStatus();
 }
@@ -174,22 +98,22 @@ absl::Status Torture::RecordAnswers() {
 absl::Status Torture::Run(int kills, absl::Duration limit) {
   WITHY_RETURN_IF_ERROR(MakeBoard());
   WITHY_RETURN_IF_ERROR(
-      Annotate(TrySmallArena(directory_.path() + "/small"), "an arena too small for a context"));
-  WITHY_RETURN_IF_ERROR(StartAll());
-  WITHY_RETURN_IF_ERROR(RecordAnswers());
+      Annotate(TrySmallArena(board_->directory() + "/small"), "an arena too small for a context"));
+  WITHY_RETURN_IF_ERROR(board_->StartAll());
+  WITHY_RETURN_IF_ERROR(board_->BindApps());
   const absl::Time end = absl::Now() + limit;
-  for (const auto& app : apps_) app->Start(expected_, ledger_);
+  board_->StartApps();
   while (faults_.kills < static_cast<uint64_t>(kills) && absl::Now() < end) {
-    const uint64_t calls = ledger_.calls();
+    const uint64_t before = calls();
     Pause(kLongestPauseMs);
     WITHY_RETURN_IF_ERROR(Strike());
     // Now and then the next fault meets a service that is still starting.
-    if (Below(4) > 0) WITHY_RETURN_IF_ERROR(AwaitCalls(calls + 1 + Below(12)));
+    if (Below(4) > 0) WITHY_RETURN_IF_ERROR(board_->AwaitCalls(before + 1 + Below(12)));
     std::fprintf(stderr, "\r%lu kills, %lu calls ", static_cast<unsigned long>(faults_.kills),
-                 static_cast<unsigned long>(ledger_.calls()));
+                 static_cast<unsigned long>(calls()));
   }
-  WITHY_RETURN_IF_ERROR(AwaitCalls(ledger_.calls() + 1));
-  for (const auto& app : apps_) app->Stop();
+  WITHY_RETURN_IF_ERROR(board_->AwaitCalls(calls() + 1));
+  board_->StopApps();
   std::fprintf(stderr, "\n");
   return absl::OkStatus();
 }
@@ -198,7 +122,7 @@ absl::Status Torture::Strike() {
   const uint64_t dice = Below(20);
   if (dice == 0) return KillAndRestart(kAllProcesses);
   if (dice == 1) return Stall();
-  if (dice == 2 && mounted_) FillDisk();
+  if (dice == 2 && board_->has_disk()) FillDisk();
   if (dice == 6) return TakeLeases();
   if (dice == 7 && injector_ != nullptr) return FailReads();
   if (dice <= 5) return KillAndRestart({"context_store", "model_worker"});
@@ -207,12 +131,12 @@ absl::Status Torture::Strike() {
 
 absl::Status Torture::KillAndRestart(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    processes_->Kill(name);
+    board_->processes().Kill(name);
     ++faults_.kills;
   }
   const bool store = std::find(names.begin(), names.end(), "context_store") != names.end();
   if (store && Below(3) == 0) DamageKv();
-  for (const std::string& name : names) WITHY_RETURN_IF_ERROR(processes_->Start(name));
+  for (const std::string& name : names) WITHY_RETURN_IF_ERROR(board_->Start(name));
   return absl::OkStatus();
 }
 
@@ -220,7 +144,7 @@ absl::Status Torture::KillAndRestart(const std::vector<std::string>& names) {
 void Torture::DamageKv() {
   std::vector<fs::path> files;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(processes_->state_dir() + "/kv", error)) {
+  for (const auto& entry : fs::directory_iterator(board_->processes().state_dir() + "/kv", error)) {
     if (entry.file_size(error) > 0) files.push_back(entry.path());
   }
   if (files.empty()) return;
@@ -252,19 +176,19 @@ void Torture::DamageKv() {
 absl::Status Torture::Stall() {
   const std::string name =
       Below(2) == 0 ? "model_worker" : kAllProcesses[Below(kAllProcesses.size())];
-  processes_->Signal(name, SIGSTOP);
+  board_->processes().Signal(name, SIGSTOP);
   Pause(kLongestStallMs);
   if (name == "model_worker" && Below(2) == 0) {
     WITHY_RETURN_IF_ERROR(KillAndRestart({"context_store"}));
     Pause(kLongestStallMs);
   }
-  processes_->Signal(name, SIGCONT);
+  board_->processes().Signal(name, SIGCONT);
   ++faults_.stalled;
   return absl::OkStatus();
 }
 
 void Torture::FillDisk() {
-  const std::string path = processes_->state_dir() + "/filler";
+  const std::string path = board_->processes().state_dir() + "/filler";
   std::ofstream filler(path, std::ios::binary);
   const std::string page(4096, 'x');
   while (filler.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) continue;
@@ -278,14 +202,14 @@ absl::Status Torture::FailReads() {
   control.failing_reads = 1 + static_cast<uint32_t>(Below(20));
   const uint64_t before = control.failed_reads;
   WITHY_RETURN_IF_ERROR(KillAndRestart({"context_store"}));
-  const uint64_t calls = ledger_.calls();
+  const uint64_t called = calls();
   for (int more = 1; control.failed_reads == before && more <= 20; ++more) {
-    WITHY_RETURN_IF_ERROR(AwaitCalls(calls + static_cast<uint64_t>(more)));
+    WITHY_RETURN_IF_ERROR(board_->AwaitCalls(called + static_cast<uint64_t>(more)));
   }
   control.failing_reads = 0;
   if (control.failed_reads == before) return absl::OkStatus();  // nothing had to be read
-  WITHY_RETURN_IF_ERROR(AwaitCalls(ledger_.calls() + 1));
-  WITHY_ASSIGN_OR_RETURN(const v1::GetStoreInfoResponse info, AskStore(*processes_));
+  WITHY_RETURN_IF_ERROR(board_->AwaitCalls(calls() + 1));
+  WITHY_ASSIGN_OR_RETURN(const v1::GetStoreInfoResponse info, AskStore(board_->processes()));
   faults_.unread += info.disk().unread_extents();
   ++faults_.read_errors;
   if (info.disk().unread_extents() > 0) return absl::OkStatus();
@@ -293,43 +217,18 @@ absl::Status Torture::FailReads() {
 }
 
 absl::Status Torture::TakeLeases() {
-  processes_->Signal("model_worker", SIGSTOP);
-  const absl::Status taken = bench::TakeLeases(*processes_, directory_.path() + "/other",
-                                               directory_.path() + "/target.gguf");
-  processes_->Signal("model_worker", SIGCONT);
+  board_->processes().Signal("model_worker", SIGSTOP);
+  const absl::Status taken = bench::TakeLeases(board_->processes(), board_->directory() + "/other",
+                                               board_->directory() + "/target.gguf");
+  board_->processes().Signal("model_worker", SIGCONT);
   if (absl::IsUnavailable(taken)) return absl::OkStatus();  // the store was not there
   if (taken.ok()) ++faults_.taken;
   return taken;
 }
 
-absl::Status Torture::AwaitCalls(uint64_t calls) {
-  const absl::Time end = absl::Now() + kStuck;
-  while (ledger_.calls() < calls) {
-    // A process that gives up is restarted, as systemd does.
-    for (const std::string& ended : processes_->TakeEnded()) {
-      std::fprintf(stderr, "\nended by itself: %s\n", ended.c_str());
-      WITHY_RETURN_IF_ERROR(processes_->Start(ended.substr(0, ended.find(' '))));
-    }
-    if (absl::Now() > end) {
-      std::string logs;
-      for (const std::string& name : kAllProcesses) {
-        absl::StrAppend(&logs, "\n", name, ": ", processes_->LogTail(name));
-      }
-      return absl::DeadlineExceededError(
-          absl::StrCat("no call has returned for ", absl::ToInt64Seconds(kStuck), " s", logs));
-    }
-    absl::SleepFor(kPoll);
-  }
-  return absl::OkStatus();
-}
-
-bool Torture::Good() const {
-  const TortureLedger::Counts counts = ledger_.counts();
-  return counts.lost == 0 && counts.foreign == 0 && counts.mismatched == 0 && counts.failed == 0;
-}
-
 nlohmann::json Torture::Report() const {
-  const TortureLedger::Counts counts = ledger_.counts();
+  const TortureLedger::Counts counts =
+      board_ == nullptr ? TortureLedger::Counts{} : board_->ledger().counts();
   return {{"kills", faults_.kills},
           {"calls", counts.calls},
           {"lost", counts.lost},
@@ -343,7 +242,7 @@ nlohmann::json Torture::Report() const {
           {"read_error_rounds", faults_.read_errors},
           {"unread_extents", faults_.unread},
           {"leases_taken", faults_.taken},
-          {"compared", !expected_.empty()}};
+          {"compared", board_ != nullptr && board_->compares()}};
 }
 
 absl::StatusOr<bool> Main() {

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kLibrary[] = "withy-bench-faults.so";
+constexpr char kLibrary[] = "withy-bench-read-errors.so";
 constexpr absl::Duration kFaultPatience = absl::Seconds(60);
 // The smallest arena that a configuration may have; a chunk of the model has 139 KiB.
 constexpr uint64_t kSmallArenaBytes = 1 << 20;
