@@ -240,6 +240,39 @@ TEST_F(RpcTest, AnAnswerThatEndsWithItsServerArrives) {
   }
 }
 
+// Calls that come while a server ends are told to retry, and not that somebody cancelled them.
+TEST_F(RpcTest, CallsThatComeWhileAServerEndsAreUnavailable) {
+  for (int round = 0; round < 30; ++round) {
+    v1::ModelWorker::CallbackService service;
+    const OpenStreams answers;
+    auto server =
+        Server::Start({.name = "test", .listen = {address_}, .answers = &answers}, {&service});
+    ASSERT_TRUE(server.ok()) << server.status();
+    std::atomic<bool> over = false;
+    std::atomic<int> answered = 0;
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&] {
+        const auto stub = v1::ModelWorker::NewStub(Connect(address_));
+        while (!over) {
+          grpc::ClientContext context;
+          SetTimeout(&context, absl::Seconds(30));
+          v1::GetWorkerInfoResponse response;
+          const auto code = stub->GetWorkerInfo(&context, {}, &response).error_code();
+          answered += code == grpc::StatusCode::UNIMPLEMENTED ? 1 : 0;
+          if (code == grpc::StatusCode::UNAVAILABLE) return;
+          EXPECT_EQ(code, grpc::StatusCode::UNIMPLEMENTED);
+        }
+      });
+    }
+    while (answered < 20) std::this_thread::yield();
+    (*server)->Shutdown(absl::Seconds(1));
+    server->reset();
+    over = true;
+    for (std::thread& caller : callers) caller.join();
+  }
+}
+
 TEST_F(RpcTest, AnAbandonedReaderGetsWhatWasSentAndTheReason) {
   ManualService service;
   auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/listen_address.h"
 #include "base/status.h"
+#include "rpc/connections.h"
 
 namespace withy::rpc {
 
@@ -171,9 +172,12 @@ void Server::SetServing(bool serving) {
 }
 
 void Server::Shutdown(absl::Duration grace) {
-  if (answers_ != nullptr) answers_->AwaitNone(grace);
+  const bool sent = answers_ != nullptr && answers_->AwaitNone(grace);
   waker_.reset();
   server_->GetHealthCheckService()->Shutdown();
+  // A server that shuts down ends calls that come now with CANCELLED, which no app retries. Apps
+  // whose connection is closed get UNAVAILABLE.
+  if (sent) EndConnections(addresses_);
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();
 }

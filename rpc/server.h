@@ -29,8 +29,8 @@ struct ServerOptions {
   unsigned socket_mode = 0600;
   // A longer request gets RESOURCE_EXHAUSTED before any service sees it.
   int max_request_bytes = 64 << 20;
-  // Counts streamed answers that are not fully sent; Shutdown waits for them. Borrowed; null: no
-  // waiting.
+  // Counts streamed answers that are not fully sent; Shutdown waits for them, and then closes all
+  // connections. Borrowed; null: no waiting, and clients are told to go.
   const OpenStreams* answers = nullptr;
   // Handles every method that no service implements. Borrowed; null: UNIMPLEMENTED.
   grpc::CallbackGenericService* all_else = nullptr;
