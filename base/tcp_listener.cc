@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -32,10 +33,28 @@ bool SplitTcpAddress(std::string_view address, std::string* host, std::string* p
   return true;
 }
 
+// In network order; 0: the socket has none.
+in_port_t PortOf(const UniqueFd& socket) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
+  return bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                     : reinterpret_cast<const sockaddr_in&>(bound).sin_port;
+}
+
+void SetPort(in_port_t port, sockaddr* address) {
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = port;
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<UniqueFd> ListenTcp(std::string_view address, std::string_view setting,
-                                   std::string_view remedy) {
+absl::StatusOr<std::vector<UniqueFd>> ListenTcpAll(std::string_view address,
+                                                   std::string_view setting,
+                                                   std::string_view remedy) {
   const std::string what = absl::StrCat(ToAbsl(setting), " \"", ToAbsl(address), "\"");
   std::string host, port;
   if (!SplitTcpAddress(address, &host, &port)) {
@@ -51,28 +70,35 @@ absl::StatusOr<UniqueFd> ListenTcp(std::string_view address, std::string_view se
         absl::StrCat(what, ": ", gai_strerror(error), "; ", ToAbsl(remedy)));
   }
   const Addresses found(first, freeaddrinfo);
-  UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int yes = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
-    return fd;
+  std::vector<UniqueFd> listeners;
+  absl::Status failed;
+  for (addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
+    if (!listeners.empty() && port == "0") SetPort(PortOf(listeners.front()), at->ai_addr);
+    UniqueFd fd(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int yes = 1;
+    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
+      listeners.push_back(std::move(fd));
+    } else if (errno == EADDRINUSE) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          what, " is taken by another program: stop it (ss -ltnp shows it), or ", ToAbsl(remedy)));
+    } else {  // a machine without IPv6 still has the name's other address
+      failed = Annotate(ErrnoError("listen"), absl::StrCat(what, "; ", ToAbsl(remedy)));
+    }
   }
-  if (errno == EADDRINUSE) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        what, " is taken by another program: stop it (ss -ltnp shows it), or ", ToAbsl(remedy)));
-  }
-  return Annotate(ErrnoError("listen"), absl::StrCat(what, "; ", ToAbsl(remedy)));
+  if (listeners.empty()) return failed;
+  return listeners;
+}
+
+absl::StatusOr<UniqueFd> ListenTcp(std::string_view address, std::string_view setting,
+                                   std::string_view remedy) {
+  WITHY_ASSIGN_OR_RETURN(std::vector<UniqueFd> listeners, ListenTcpAll(address, setting, remedy));
+  return std::move(listeners.front());
 }
 
 std::string BoundAddress(const UniqueFd& listener, std::string_view address) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
-    return std::string(address);
-  }
-  const in_port_t port = bound.ss_family == AF_INET6
-                             ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
-                             : reinterpret_cast<const sockaddr_in&>(bound).sin_port;
+  const in_port_t port = PortOf(listener);
+  if (port == 0) return std::string(address);
   return absl::StrCat(ToAbsl(address.substr(0, address.rfind(':') + 1)), ntohs(port));
 }
 

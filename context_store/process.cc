@@ -70,9 +70,10 @@ class ContextStoreProcess final : public rpc::Process {
     WITHY_ASSIGN_OR_RETURN(
         side_socket_, SideSocket::Start(config.run_dir() + "/arena.sock", store_->arena_keeper()));
     service_ = std::make_unique<ContextStoreService>(*store_, *pool_, side_socket_->path());
-    WITHY_ASSIGN_OR_RETURN(
-        server_, rpc::Server::Start({.name = "context_store", .listen = {config.store().listen()}},
-                                    {service_.get()}));
+    WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "context_store",
+                                                        .listen = {config.store().listen()},
+                                                        .answers = &service_->lease_streams()},
+                                                       {service_.get()}));
     server_->SetServing(true);
     return absl::OkStatus();
   }

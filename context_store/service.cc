@@ -242,7 +242,7 @@ grpc::ServerUnaryReactor* ContextStoreService::GetStoreInfo(Context* context,
 }
 
 grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>* ContextStoreService::Lease(Context*) {
-  return LeaseReactor::Create(store_.leases(), pool_);
+  return LeaseReactor::Create(store_.leases(), pool_, lease_streams_);
 }
 
 }  // namespace withy::context_store

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "context_store/disk/work_pool.h"
 #include "context_store/store.h"
+#include "rpc/open_streams.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::context_store {
@@ -18,6 +19,9 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
   // `arena_socket`: path where workers get the arena.
   ContextStoreService(Store& store, WorkPool& pool, std::string arena_socket)
       : store_(store), pool_(pool), arena_socket_(std::move(arena_socket)) {}
+
+  // The Lease streams that are not fully sent.
+  const rpc::OpenStreams& lease_streams() const { return lease_streams_; }
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -56,6 +60,7 @@ class ContextStoreService final : public v1::ContextStore::CallbackService {
   Store& store_;
   WorkPool& pool_;
   const std::string arena_socket_;
+  rpc::OpenStreams lease_streams_;
 };
 
 }  // namespace withy::context_store

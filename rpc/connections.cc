@@ -13,6 +13,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/listen_address.h"
 
 namespace withy::rpc {
@@ -38,22 +39,32 @@ std::string LocalEnd(int fd) {
   return "";
 }
 
-}  // namespace
-
-void EndConnections(const std::vector<std::string>& addresses) {
-  std::vector<std::string> ends;
-  for (const std::string& address : addresses) {
-    const bool local = address.starts_with(kUnixPrefix);
-    ends.push_back(local ? address : address.substr(std::min(address.rfind(':'), address.size())));
-  }
+// How many connections are still there.
+int HalfClose(const std::vector<std::string>& ends) {
+  int open = 0;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
     int fd = -1;
     if (!absl::SimpleAtoi(entry.path().filename().string(), &fd)) continue;
     const std::string end = LocalEnd(fd);
     if (end.empty() || std::find(ends.begin(), ends.end(), end) == ends.end()) continue;
-    shutdown(fd, SHUT_RDWR);
+    // Not for reading, too: a client whose write fails throws away what it has not read.
+    shutdown(fd, SHUT_WR);
+    ++open;
   }
+  return open;
+}
+
+}  // namespace
+
+void EndConnections(const std::vector<std::string>& addresses, absl::Duration patience) {
+  std::vector<std::string> ends;
+  for (const std::string& address : addresses) {
+    const bool local = address.starts_with(kUnixPrefix);
+    ends.push_back(local ? address : address.substr(std::min(address.rfind(':'), address.size())));
+  }
+  const absl::Time until = absl::Now() + patience;
+  while (HalfClose(ends) > 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
 }
 
 }  // namespace withy::rpc

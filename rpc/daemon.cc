@@ -12,10 +12,13 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -359,6 +362,20 @@ void WaitAfterCrashes(const sigset_t& signals, std::string_view name, const v1::
               pause);
 }
 
+// A process that gets no memory ends with a reason, and is started again. Nothing else can be done:
+// what allocates has no error for it.
+[[noreturn]] void EndWithoutMemory() {
+  try {
+    if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view kWhy = "<3>out of memory: ends, to be started again\n";
+    (void)!write(STDERR_FILENO, kWhy.data(), kWhy.size());
+    _exit(kFailed);
+  } catch (...) {
+  }
+  std::abort();
+}
+
 }  // namespace
 
 int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory& create) {
@@ -366,6 +383,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   int exit_code = 0;
   const std::optional<Flags> flags = ParseFlags(argc, argv, binary, &exit_code);
   if (!flags.has_value()) return exit_code;
+  std::set_terminate(EndWithoutMemory);
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<CheckedConfig> checked = CheckConfig(flags->config_path, flags->overrides);
   const absl::Status wrong = checked.ok() ? JoinProblems(checked->problems) : checked.status();

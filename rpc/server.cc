@@ -8,8 +8,8 @@
 #include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/impl/server_initializer.h>
-#include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -22,6 +22,14 @@
 #include "rpc/connections.h"
 
 namespace withy::rpc {
+namespace {
+
+// A client that lives closes its end at once.
+constexpr absl::Duration kClientsClose = absl::Milliseconds(200);
+
+using Connections = grpc::experimental::ExternalConnectionAcceptor;
+
+}  // namespace
 
 // Calls the server itself periodically. Threads that answer calls sleep for 100 ms after a second
 // without an event, even if a call arrives (gRPC 1.51, CallbackAlternativeCQ). One event per second
@@ -117,49 +125,40 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> self(new Server);
   self->answers_ = options.answers;
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   CloseDeadConnections(&builder);
   std::vector<std::string> names;
   builder.SetOption(std::make_unique<ServiceNames>(&names));
   builder.SetMaxReceiveMessageSize(options.max_request_bytes);
-  std::vector<int> ports(options.listen.size(), 0);
-  for (size_t i = 0; i < options.listen.size(); ++i) {
-    const std::string& address = options.listen[i];
+  for (const std::string& address : options.listen) {
     WITHY_RETURN_IF_ERROR(CheckListenAddress(address));
     if (address.starts_with(kUnixPrefix)) {
       WITHY_ASSIGN_OR_RETURN(UniqueFd lock,
                              ClaimSocket(address.substr(kUnixPrefix.size()), options.name));
       self->locks_.push_back(std::move(lock));
     }
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
+    self->credentials_.push_back(grpc::InsecureServerCredentials());
+    std::shared_ptr<Connections> connections = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        self->credentials_.back());
+    WITHY_RETURN_IF_ERROR(self->acceptor_.Listen(options.name, address, options.socket_mode,
+                                                 [connections](UniqueFd fd) {
+                                                   Connections::NewConnectionParameters connection;
+                                                   connection.fd = fd.Release();
+                                                   connections->HandleNewConnection(&connection);
+                                                 }));
   }
   for (grpc::Service* service : services) builder.RegisterService(service);
   if (options.all_else != nullptr) builder.RegisterCallbackGenericService(options.all_else);
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr) {
-    std::string where;
-    for (const std::string& address : options.listen)
-      absl::StrAppend(&where, where.empty() ? "" : ", ", address);
-    return absl::AlreadyExistsError(
-        absl::StrCat(options.name, " cannot listen on ", where,
-                     ": the address is taken or not one of this machine; stop "
-                     "the other process or change `listen`"));
-  }
-  for (size_t i = 0; i < options.listen.size(); ++i) {
-    const std::string& address = options.listen[i];
-    if (address.starts_with(kUnixPrefix)) {
-      chmod(address.substr(kUnixPrefix.size()).c_str(), options.socket_mode);
-      self->addresses_.push_back(address);
-    } else {
-      self->addresses_.push_back(
-          absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]));
-    }
+    return absl::InternalError(absl::StrCat("gRPC cannot start the server of ", options.name));
   }
   for (const std::string& name : names) {
     self->server_->GetHealthCheckService()->SetServingStatus(name, false);
   }
   self->SetServing(false);
   self->waker_ = std::make_unique<Waker>(self->server_->InProcessChannel(grpc::ChannelArguments()));
+  self->acceptor_.Start();
   return self;
 }
 
@@ -172,12 +171,13 @@ void Server::SetServing(bool serving) {
 }
 
 void Server::Shutdown(absl::Duration grace) {
-  const bool sent = answers_ != nullptr && answers_->AwaitNone(grace);
+  const bool sent = answers_ == nullptr || answers_->AwaitNone(grace);
+  acceptor_.Stop();
   waker_.reset();
   server_->GetHealthCheckService()->Shutdown();
   // A server that shuts down ends calls that come now with CANCELLED, which no app retries. Apps
   // whose connection is closed get UNAVAILABLE.
-  if (sent) EndConnections(addresses_);
+  if (sent) EndConnections(acceptor_.addresses(), std::min(grace, kClientsClose));
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();
 }

@@ -10,11 +10,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "rpc/acceptor.h"
 #include "rpc/open_streams.h"
 
 namespace grpc {
 class CallbackGenericService;
 class Server;
+class ServerCredentials;
 class Service;
 }  // namespace grpc
 
@@ -29,8 +31,8 @@ struct ServerOptions {
   unsigned socket_mode = 0600;
   // A longer request gets RESOURCE_EXHAUSTED before any service sees it.
   int max_request_bytes = 64 << 20;
-  // Counts streamed answers that are not fully sent; Shutdown waits for them, and then closes all
-  // connections. Borrowed; null: no waiting, and clients are told to go.
+  // Counts streamed answers that are not fully sent; Shutdown waits for them. Borrowed; null: no
+  // waiting.
   const OpenStreams* answers = nullptr;
   // Handles every method that no service implements. Borrowed; null: UNIMPLEMENTED.
   grpc::CallbackGenericService* all_else = nullptr;
@@ -50,18 +52,21 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   void SetServing(bool serving);
-  // Waits until the counted answers are sent, then refuses new calls, gives running calls up to
-  // `grace` to finish, and cancels the rest. May be called more than once.
+  // Waits until the counted answers are sent, for at most `grace`; then refuses and closes
+  // connections, as if the process had ended: calls that run or come now get UNAVAILABLE. May be
+  // called more than once.
   void Shutdown(absl::Duration grace);
   // The listen addresses with actual port numbers.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::vector<std::string>& addresses() const { return acceptor_.addresses(); }
 
  private:
   class Waker;
   Server();
 
   std::vector<UniqueFd> locks_;
-  std::vector<std::string> addresses_;
+  // Shared with gRPC, whose builder lets go of them while its server still uses them.
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
+  Acceptor acceptor_;
   const OpenStreams* answers_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Waker> waker_;

@@ -148,7 +148,7 @@ class Faults {
   absl::StatusOr<bool> Try(FaultyBoard& at, const Point& point);
   // The same in the first start of a board of its own.
   absl::StatusOr<bool> TryFirstStart(const Point& point);
-  absl::Status GoesOn(FaultyBoard& at, const Point& point);
+  absl::Status GoesOn(FaultyBoard& at);
   void Count(const TortureLedger::Counts& counts);
 
   std::mt19937 random_;
@@ -174,7 +174,7 @@ absl::StatusOr<FaultyBoard> Faults::MakeBoard() {
     ++ended_;
     const bool crashed = absl::StrContains(how, "by signal");
     crashes_ += crashed ? 1 : 0;
-    if (crashed) std::fprintf(stderr, "\ncrash: %s at %s\n", how.c_str(), present_.c_str());
+    if (crashed) std::fprintf(stderr, "crash: %s\n", how.c_str());
   });
   return at;
 }
@@ -192,12 +192,11 @@ absl::Status Faults::Survey(FaultyBoard& at) {
   return absl::OkStatus();
 }
 
-absl::Status Faults::GoesOn(FaultyBoard& at, const Point& point) {
+absl::Status Faults::GoesOn(FaultyBoard& at) {
   const absl::Status status = at.board->AwaitCalls(at.board->ledger().calls() + kCallsAfterwards);
   if (!absl::IsDeadlineExceeded(status)) return status;
   ++hangs_;
-  std::fprintf(stderr, "\nhang: %s %s: %s\n", point.process.c_str(), point.name.c_str(),
-               status.ToString().c_str());
+  std::fprintf(stderr, "hang: %s\n", status.ToString().c_str());
   for (const std::string& process : kAllProcesses) {
     at.board->processes().Kill(process);
     WITHY_RETURN_IF_ERROR(at.board->Start(process));
@@ -216,13 +215,18 @@ absl::StatusOr<bool> Faults::Try(FaultyBoard& at, const Point& point) {
     return at.tables->Fired(point);
   };
   WITHY_ASSIGN_OR_RETURN(bool fired, reached(kReached));
-  if (!fired) {
-    at.board->processes().Stop(point.process);
+  for (const bool in_order : {true, false}) {
+    if (fired) break;
+    if (in_order) {
+      at.board->processes().Stop(point.process);
+    } else {
+      at.board->processes().Kill(point.process);
+    }
     WITHY_RETURN_IF_ERROR(at.board->Start(point.process));
     WITHY_ASSIGN_OR_RETURN(fired, reached(kReachedByStart));
   }
   at.tables->Disarm(point);
-  WITHY_RETURN_IF_ERROR(GoesOn(at, point));
+  WITHY_RETURN_IF_ERROR(GoesOn(at));
   return fired;
 }
 
@@ -245,7 +249,7 @@ absl::StatusOr<bool> Faults::TryFirstStart(const Point& point) {
   }
   WITHY_RETURN_IF_ERROR(at.board->BindApps());
   at.board->StartApps();
-  WITHY_RETURN_IF_ERROR(GoesOn(at, point));
+  WITHY_RETURN_IF_ERROR(GoesOn(at));
   at.board->StopApps();
   Count(at.board->ledger().counts());
   return true;
@@ -273,8 +277,8 @@ absl::Status Faults::Run(size_t most) {
   std::vector<Point> unreached;
   for (size_t i = 0; i < points.size(); ++i) {
     present_ = absl::StrCat(points[i].process, " ", points[i].name);
-    std::fprintf(stderr, "\r%zu of %zu points, %lu calls   ", i, points.size(),
-                 static_cast<unsigned long>(at.board->ledger().calls()));
+    std::fprintf(stderr, "%zu of %zu, %lu calls: %s\n", i + 1, points.size(),
+                 static_cast<unsigned long>(at.board->ledger().calls()), present_.c_str());
     WITHY_ASSIGN_OR_RETURN(const bool fired, Try(at, points[i]));
     failed_ += fired ? 1 : 0;
     if (!fired) unreached.push_back(points[i]);
@@ -285,13 +289,12 @@ absl::Status Faults::Run(size_t most) {
   at = {};
   for (const Point& point : unreached) {
     present_ = absl::StrCat(point.process, " ", point.name);
-    std::fprintf(stderr, "\rfirst start: %s   ", present_.c_str());
+    std::fprintf(stderr, "first start: %s\n", present_.c_str());
     const absl::StatusOr<bool> fired = TryFirstStart(point);
     if (!fired.ok()) return Annotate(fired.status(), present_);
     failed_ += *fired ? 1 : 0;
     if (!*fired) unreached_.push_back(present_);
   }
-  std::fprintf(stderr, "\n");
   return absl::OkStatus();
 }
 

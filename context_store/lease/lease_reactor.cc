@@ -8,8 +8,9 @@
 
 namespace withy::context_store {
 
-LeaseReactor* LeaseReactor::Create(LeaseDesk& desk, WorkPool& pool) {
-  auto reactor = std::shared_ptr<LeaseReactor>(new LeaseReactor(desk, pool));
+LeaseReactor* LeaseReactor::Create(LeaseDesk& desk, WorkPool& pool, rpc::OpenStreams& streams) {
+  streams.Begin();
+  auto reactor = std::shared_ptr<LeaseReactor>(new LeaseReactor(desk, pool, streams));
   reactor->self_ = reactor;
   reactor->StartRead(&reactor->request_);
   return reactor.get();
@@ -296,6 +297,9 @@ void LeaseReactor::OnCancel() {
   End(absl::CancelledError("the client went away"));
 }
 
-void LeaseReactor::OnDone() { const std::shared_ptr<LeaseReactor> last = std::move(self_); }
+void LeaseReactor::OnDone() {
+  const std::shared_ptr<LeaseReactor> last = std::move(self_);
+  streams_.End();
+}
 
 }  // namespace withy::context_store

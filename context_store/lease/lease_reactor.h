@@ -13,18 +13,20 @@
 #include "absl/synchronization/mutex.h"
 #include "context_store/disk/work_pool.h"
 #include "context_store/lease_desk.h"
+#include "rpc/open_streams.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::context_store {
 
 // Keeps itself alive until gRPC is done with it. The store and the pool's tasks share ownership
-// because they may call it later. Thread-safe. `desk` and `pool` are borrowed.
+// because they may call it later. Thread-safe. `desk`, `pool` and `streams`, which counts it until
+// it is fully sent, are borrowed.
 class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::LeaseEvent>,
                            public LeaseListener,
                            public std::enable_shared_from_this<LeaseReactor> {
  public:
   // Return the result to gRPC.
-  static LeaseReactor* Create(LeaseDesk& desk, WorkPool& pool);
+  static LeaseReactor* Create(LeaseDesk& desk, WorkPool& pool, rpc::OpenStreams& streams);
 
   void OnGranted() override;
   void OnLoad(LoadEvent event) override;
@@ -36,7 +38,8 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
   //  every state --abort, error, broken stream--> kOver
   enum class Stage { kNew, kOpening, kOpen, kCommitting, kOver };
 
-  LeaseReactor(LeaseDesk& desk, WorkPool& pool) : desk_(desk), pool_(pool) {}
+  LeaseReactor(LeaseDesk& desk, WorkPool& pool, rpc::OpenStreams& streams)
+      : desk_(desk), pool_(pool), streams_(streams) {}
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -69,6 +72,7 @@ class LeaseReactor final : public grpc::ServerBidiReactor<v1::LeaseRequest, v1::
 
   LeaseDesk& desk_;
   WorkPool& pool_;
+  rpc::OpenStreams& streams_;
   v1::LeaseRequest request_;  // being read or handled; one at a time
 
   mutable absl::Mutex mutex_;
