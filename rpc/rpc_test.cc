@@ -2,9 +2,13 @@
 // cancellation, statuses.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <random>
@@ -15,6 +19,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/listen_address.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "gtest/gtest.h"
@@ -271,6 +277,41 @@ TEST_F(RpcTest, CallsThatComeWhileAServerEndsAreUnavailable) {
     over = true;
     for (std::thread& caller : callers) caller.join();
   }
+}
+
+// Clients that find no descriptor free wait; the server goes on once there are some.
+TEST_F(RpcTest, AServerOutlivesALackOfDescriptors) {
+  v1::ModelWorker::CallbackService service;
+  const auto server = Server::Start({.name = "test", .listen = {address_}}, {&service});
+  ASSERT_TRUE(server.ok()) << server.status();
+  sockaddr_un path{};
+  path.sun_family = AF_UNIX;
+  address_.copy(path.sun_path, sizeof path.sun_path - 1, kUnixPrefix.size());
+  std::vector<UniqueFd> clients;
+  const auto connects = [&] {
+    UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int failed = connect(client.get(), reinterpret_cast<sockaddr*>(&path), sizeof path);
+    clients.push_back(std::move(client));
+    return failed == 0;
+  };
+  ASSERT_TRUE(connects());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  // So many that the server has none for the last of them.
+  const rlimit few{static_cast<rlim_t>(clients.back().get()) + 40, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (connects()) {
+  }
+  EXPECT_EQ(errno, EBADF) << "there is no descriptor left";
+  absl::SleepFor(absl::Milliseconds(200));  // the server tries in vain
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto stub = v1::ModelWorker::NewStub(Connect(address_));
+  grpc::ClientContext context;
+  context.set_wait_for_ready(true);
+  SetTimeout(&context, absl::Seconds(30));
+  v1::GetWorkerInfoResponse response;
+  EXPECT_EQ(stub->GetWorkerInfo(&context, {}, &response).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(RpcTest, AnAbandonedReaderGetsWhatWasSentAndTheReason) {
