@@ -49,6 +49,21 @@ absl::Status WriteSynced(const std::string& path, std::string_view bytes) {
   return status;
 }
 
+absl::StatusOr<std::string> ReadAll(const UniqueFd& fd, const std::string& path,
+                                    size_t most_bytes) {
+  std::string bytes;
+  std::array<char, 1 << 14> piece;
+  while (bytes.size() <= most_bytes) {
+    const ssize_t got = read(fd.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError("read " + path);
+    if (got == 0) return bytes;
+    bytes.append(piece.data(), static_cast<size_t>(got));
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(path, " has more than the ", most_bytes, " bytes that are possible"));
+}
+
 }  // namespace
 
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs) {
@@ -95,17 +110,13 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t most
   if (!S_ISREG(info.st_mode)) {
     return absl::FailedPreconditionError(path + " is no regular file: move it away");
   }
-  std::string bytes;
-  std::array<char, 1 << 14> piece;
-  while (bytes.size() <= most_bytes) {
-    const ssize_t got = read(fd.get(), piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoError("read " + path);
-    if (got == 0) return bytes;
-    bytes.append(piece.data(), static_cast<size_t>(got));
-  }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " has more than the ", most_bytes, " bytes that are possible"));
+  return ReadAll(fd, path, most_bytes);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, size_t most_bytes) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoError("open " + path);
+  return ReadAll(fd, path, most_bytes);
 }
 
 absl::Status SyncDirectoryOf(const std::string& path) {

@@ -24,6 +24,9 @@ absl::StatusOr<std::string> FileDigest(const std::string& path);
 // (larger).
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t most_bytes);
 
+// As ReadRegularFile, of any file: a pipe is waited for.
+absl::StatusOr<std::string> ReadFile(const std::string& path, size_t most_bytes);
+
 // Replaces the content of `path` by `bytes` atomically: writes and syncs PATH.partial, renames it
 // to `path` and syncs the directory. After a crash or a loss of power `path` has its old or its new
 // content. On an error `path` is unchanged and PATH.partial is removed. One writer at a time.

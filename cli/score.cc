@@ -4,13 +4,12 @@
 #include "wire/score.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/contract_limits.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "cli/client.h"
@@ -30,13 +29,12 @@ namespace {
 
 constexpr absl::Duration kScoreTimeout = absl::Hours(6);
 constexpr int32_t kDefaultScoreWindow = 1024;
+constexpr size_t kMostScoreFileBytes = size_t{1} << 30;
 
 absl::StatusOr<std::string> ReadText(const std::string& path, bool local) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in.is_open() || in.bad()) {
-    return absl::NotFoundError(absl::StrCat(path, " cannot be read: give a text file"));
-  }
+  absl::StatusOr<std::string> read = ReadFile(path, kMostScoreFileBytes);
+  if (!read.ok()) return Annotate(read.status(), "give a text file");
+  std::string text = *std::move(read);
   if (text.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is empty: give a text, best of some thousand words"));

@@ -12,13 +12,12 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/files.h"
 
 namespace withy::rpc {
 namespace {
@@ -29,6 +28,8 @@ int64_t CpuNanos() {
   return int64_t{used.tv_sec} * kNanosPerSecond + used.tv_nsec;
 }
 
+constexpr size_t kMostStatBytes = 1 << 12;
+
 // Whether another thread is runnable (R: it may wait for a core) or waits for a disk (D). The state
 // follows the thread's name, which is in parentheses and may contain anything.
 bool AnotherThreadIsBusy() {
@@ -37,8 +38,7 @@ bool AnotherThreadIsBusy() {
   for (auto it = std::filesystem::directory_iterator("/proc/self/task", error);
        !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
     if (it->path().filename() == own) continue;
-    std::ifstream file(it->path() / "stat");
-    const std::string stat(std::istreambuf_iterator<char>(file), {});
+    const std::string stat = ReadFile(it->path() / "stat", kMostStatBytes).value_or("");
     const size_t name_end = stat.rfind(") ");
     if (name_end == std::string::npos || name_end + 2 >= stat.size()) continue;
     const char state = stat[name_end + 2];

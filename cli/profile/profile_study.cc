@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <system_error>
@@ -77,12 +75,9 @@ absl::StatusOr<std::string> TextOf(const Args& args, const std::string& flag) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", path, " has ", bytes,
                                                    " bytes; the limit is ", kMostTextBytes));
   }
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in || text.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", flag, " ", path, " cannot be read, or is empty"));
-  }
+  WITHY_ASSIGN_OR_RETURN(std::string text, ReadRegularFile(path, kMostTextBytes));
+  if (text.empty())
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", path, " is empty"));
   return text;
 }
 

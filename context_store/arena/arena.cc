@@ -10,13 +10,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
+#include "base/files.h"
 #include "base/huge_memory.h"
 #include "base/round_up.h"
 #include "base/status.h"
@@ -27,6 +26,7 @@ namespace withy::context_store {
 namespace {
 
 constexpr char kFdName[] = "arena";
+constexpr size_t kMostStatBytes = 1 << 12;
 constexpr uint64_t kPage = 4096;
 constexpr size_t kPrefaultStep = 4 << 20;  // small, so that stopping is quick
 constexpr int kCollapse = 25;              // MADV_COLLAPSE (Linux 6.1), newer than the C library
@@ -202,8 +202,8 @@ void KeepArenaInSystemd(int fd) {
 }
 
 std::optional<uint64_t> ProcessStartTicks(pid_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  const std::string stat =
+      ReadFile(absl::StrCat("/proc/", pid, "/stat"), kMostStatBytes).value_or("");
   // Field 22. Field 2 is a name in parentheses with arbitrary content.
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;

@@ -7,13 +7,13 @@
 #include <array>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status.h"
 
 namespace withy::context_store {
@@ -22,11 +22,12 @@ namespace {
 // 200 ms of waiting within 2 s: the shortest window that a process without privileges may ask for.
 constexpr std::string_view kTrigger = "some 200000 2000000";
 
+constexpr size_t kMostBytes = 1 << 12;
+
 // A kernel that was told not to measure pressure has the file and refuses to open it.
 bool Readable(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  return ParseStalledMicros(text).ok();
+  const auto text = ReadFile(path, kMostBytes);
+  return text.ok() && ParseStalledMicros(*text).ok();
 }
 
 }  // namespace
@@ -73,9 +74,7 @@ absl::StatusOr<std::unique_ptr<MemoryPressure>> MemoryPressure::Open(const std::
 }
 
 absl::StatusOr<uint64_t> MemoryPressure::ReadTotal() const {
-  std::ifstream file(path_);
-  if (!file) return ErrnoError("open memory pressure file " + path_);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
+  WITHY_ASSIGN_OR_RETURN(const std::string text, ReadFile(path_, kMostBytes));
   absl::StatusOr<uint64_t> total = ParseStalledMicros(text);
   if (!total.ok()) {
     return absl::InvalidArgumentError(

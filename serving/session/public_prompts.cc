@@ -1,12 +1,11 @@
 #include "serving/session/public_prompts.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/contract_limits.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -30,12 +29,9 @@ absl::StatusOr<std::vector<int32_t>> EncodeWith(const SessionEnv& env, const std
 absl::StatusOr<std::vector<std::string>> ReadPublicPrompts(std::span<const std::string> files) {
   std::vector<std::string> prompts;
   for (const std::string& path : files) {
-    std::ifstream file(path, std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (!file.is_open() || file.bad()) {
-      return absl::NotFoundError(
-          absl::StrCat("store.public_system_prompt_files: ", path, " cannot be read"));
-    }
+    absl::StatusOr<std::string> read = ReadRegularFile(path, 2 * kMaxPromptBytes);
+    if (!read.ok()) return Annotate(read.status(), "store.public_system_prompt_files");
+    std::string text = *std::move(read);
     if (text.ends_with('\n')) text.pop_back();
     if (text.empty() || text.size() > kMaxPromptBytes || ValidUtf8(text) != text) {
       return absl::InvalidArgumentError(
