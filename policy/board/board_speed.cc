@@ -103,6 +103,11 @@ void BoardSpeed::Observe(const PassShape& shape, double ms) {
   ObserveStalls(told_ms * pace_change, ms);
 }
 
+double BoardSpeed::slowdown() const {
+  const double slowdown = told_ * stalls_;
+  return std::abs(std::log(slowdown)) > kUsualPassError ? slowdown : 1;
+}
+
 // Returns the factor by which the pace is found to have changed.
 double BoardSpeed::ObserveTold(double error) {
   const double before = told_;

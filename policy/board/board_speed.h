@@ -63,7 +63,7 @@ class BoardSpeed {
   // What most passes like it take: one that is not stalled.
   double PredictMs(const PassShape& shape) const;
   // Ratio of what passes like it take together, stalls included, to what they take as calibrated.
-  double Ratio(const PassShape& shape) const { return slowdown() * FitOf(shape).Ratio(shape); }
+  double Ratio(const PassShape& shape) const { return told_ * stalls_ * FitOf(shape).Ratio(shape); }
   // That of passes like the last one of many rows of prompts.
   double PromptRatio() const { return Ratio(last_prompt_); }
   // A pass took `ms`. Times and shapes that are not above zero teach nothing, nor does a pass of
@@ -71,8 +71,9 @@ class BoardSpeed {
   void Observe(const PassShape& shape, double ms);
 
   // Ratio of what passes take now, stalls included, to what they take at the calibrated speed;
-  // above 1: slower.
-  double slowdown() const { return told_ * stalls_; }
+  // above 1: slower. 1 where it is no further off than predictions usually are: that is a matter of
+  // the passes' shapes, which whoever predicts calls learns from calls.
+  double slowdown() const;
   uint32_t changes() const { return changes_; }
   uint32_t passes() const { return passes_; }
   // Median of the errors of the last predictions, made before each pass; share. 0: none yet.

@@ -240,6 +240,20 @@ TEST_F(BoardSpeedTest, ImpossibleObservationsTeachNothing) {
   EXPECT_EQ(speed_.passes(), passes);
 }
 
+TEST(BoardSpeed, WhatIsAsFarOffAsPredictionsUsuallyAreIsNoSlowdown) {
+  const PassShape step{.weights_ms = 10, .rows_ms = 2, .depth_ms = 1, .rows = 1};
+  BoardSpeed speed;
+  const auto learn = [&](double ms) {
+    for (int i = 0; i < 200; ++i) speed.Observe(step, ms);
+  };
+  learn(11);
+  learn(11.4);
+  EXPECT_EQ(speed.slowdown(), 1);
+  EXPECT_NEAR(speed.PredictMs(step), 11.4, 0.1);
+  learn(14);
+  EXPECT_GT(speed.slowdown(), 1.1);
+}
+
 TEST(BoardSpeed, BeginsWithWhatWasCalibrated) {
   const BoardSpeed speed;
   EXPECT_DOUBLE_EQ(speed.PredictMs({.weights_ms = 10, .rows_ms = 2, .depth_ms = 3, .rows = 1}), 13);
