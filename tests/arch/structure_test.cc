@@ -48,9 +48,6 @@ const Exceptions& LongerFunctions() {
 
 const Exceptions& LargerClasses() {
   static const Exceptions exceptions = {
-      {"context_store/lease/idle_kv.h: IdleKv", {26, "to be split"}},
-      {"context_store/arena/arena_kv.h: ArenaKv", {26, "to be split"}},
-      {"context_store/arena/slot_pool.h: SlotPool", {38, "to be split"}},
       {"serving/session/session.h: Session", {48, "to be split"}},
       {"engine/jinja/interpreter.h: Interpreter",
        {37, "a method for each kind of node of the language"}},
