@@ -193,7 +193,7 @@ void ArenaKeeper::BorrowCopies(std::vector<StoredContext>* contexts) {
       for (auto one = first; one != last; ++one) {
         const bool may = one->second.app_id == app_id ||
                          book_.table().kv().public_chunks.contains(chunk.identity.identity);
-        if (may) book_.table().idle().Borrow(one->second.chunk, chunk);
+        if (may) book_.table().idle().copies().Borrow(one->second.chunk, chunk);
       }
     }
   }
@@ -217,7 +217,7 @@ absl::Status ArenaKeeper::AdoptEarlier(const Geometry& geometry) {
   absl::StatusOr<StoredByContext> stored = FindStored(geometry);
   if (!stored.ok()) {
     absl::MutexLock lock(&book_.mutex());
-    book_.table().idle().EndAdoption();  // no entry may stay of what is free from now on
+    book_.table().adoption().End();  // no entry may stay of what is free from now on
     return stored.status();
   }
   std::vector<std::pair<int64_t, std::string>> by_use;
@@ -229,10 +229,10 @@ absl::Status ArenaKeeper::AdoptEarlier(const Geometry& geometry) {
   {
     absl::MutexLock lock(&book_.mutex());
     for (const auto& [used, id] : by_use) {
-      adopted += book_.table().idle().Adopt(id, kept[id], std::move((*stored)[id]),
-                                            parts_.records.contexts().AppOf(id));
+      adopted += book_.table().adoption().Adopt(id, kept[id], std::move((*stored)[id]),
+                                                parts_.records.contexts().AppOf(id));
     }
-    book_.table().idle().EndAdoption();
+    book_.table().adoption().End();
     book_.RecordGauges();
   }
   parts_.metrics.chunks.kept.Add(adopted);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "context_store/arena/slot_layout.h"
 
 namespace withy::context_store {
 namespace {
@@ -75,7 +76,7 @@ uint64_t PressureWatch::WithholdTo(uint64_t bytes) {
     absl::MutexLock lock(&book_.mutex());
     // A worker that has mapped the arena since then has touched every page.
     if (book_.table().kv().pool.counts().withheld > 0) {
-      for (const SlotPool::Pages& pages : book_.table().kv().pool.Withheld()) {
+      for (const SlotPool::Pages& pages : WithheldPages(book_.table().kv().pool)) {
         (void)book_.arena().ReleasePages(pages.offset, pages.bytes);
       }
     }

@@ -7,6 +7,7 @@
 
 #include "base/board.h"
 #include "base/status.h"
+#include "context_store/arena/slot_layout.h"
 #include "context_store/disk/read_probe.h"
 
 namespace withy::context_store {
@@ -170,7 +171,7 @@ StoreStats Store::Stats() const {
   return {.epoch = table.epoch(),
           .attached = table.kv().geometry.layers > 0,
           .space = table.kv().pool.counts(),
-          .largest_gap = table.kv().pool.LargestGap(),
+          .largest_gap = LargestGap(table.kv().pool),
           .arena_sum = options_.arena_sum,
           .leases_open = table.state().open_leases(),
           .leases_ahead = static_cast<uint32_t>(ahead),

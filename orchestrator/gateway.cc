@@ -92,8 +92,7 @@ void Gateway::Leave(uint64_t id, const absl::Status& status) {
 int64_t Gateway::RetryAfterMs() const {
   const WorkerInfo worker = workers_.Last(Lane::kTarget);
   if (worker == nullptr) return static_cast<int64_t>(policy::kRetryUnknownMs);
-  const policy::CostParameters cost =
-      policy::AtSlowdown(wire::CostFromWire(worker->cost()), workers_.Slowdown(Lane::kTarget));
+  const policy::CostParameters cost = wire::CostFromWire(worker->cost());
   return static_cast<int64_t>(
       policy::RetryAfterMs(cost, workers_.Live(Lane::kTarget), calls_.counts().running));
 }

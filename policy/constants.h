@@ -229,10 +229,10 @@ inline constexpr double kSlowTokensShare = 0.6;
 // A step of a prompt is watched that would be late on a board so much slower than lately. Ratio.
 // Measured: run "Slow passes". Test: SlowStepWatchTest.
 inline constexpr double kWatchedSlowdown = 2;
-// Weight of one step for the board's slowdown, and its bound. Share; ratio. Unrecorded. Test:
-// SlowdownTest.
-inline constexpr double kSlowdownWeight = 0.2;
-inline constexpr double kMostSlowdown = 4;
+// Weight of one cold pass for what such passes take more than warm ones, and its bound. Share;
+// ratio. Unrecorded. Test: StepLearnerTest.
+inline constexpr double kColdWeight = 0.2;
+inline constexpr double kMostColdRatio = 4;
 // Rows from which a pass takes what computing them takes; one of fewer takes what reading the
 // weights does, and says nothing of rows. Rows. Choice: what kernels compute at once, twice. Tests:
 // BoardSpeedTest, StepLearnerTest.
@@ -241,7 +241,8 @@ inline constexpr int32_t kManyRows = 16;
 // passes". Test: StepPaceEstimateTest.
 inline constexpr std::array<double, 4> kStepLooks = {0.04, 0.08, 0.12, 0.16};
 // Passes that find cold caches and teach nothing of the board's speed: so many behind a pause so
-// long. Passes; nanoseconds. Choice. Test: StepLearnerTest.WhatFindsColdCachesTeachesNothing.
+// long. Passes; nanoseconds. Choice. Test:
+// StepLearnerTest.WhatFindsColdCachesTellsNothingOfTheBoard.
 inline constexpr int32_t kColdPasses = 2;
 inline constexpr int64_t kColdPauseNs = 5 * kNanosPerMilli;
 // The fit of what a pass takes (board_speed.h): variances of its factors before anything is known

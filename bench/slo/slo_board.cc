@@ -65,7 +65,8 @@ std::vector<policy::LevelPace> PacesOf(const Family& family) {
 struct Pass {
   policy::StepPlan plan;
   std::vector<Session*> sessions;  // by plan.entries
-  int64_t ns = 0;                  // that it takes
+  int64_t started_ns = 0;
+  int64_t ns = 0;  // that it takes
   int64_t done_ns = 0;
   bool preempted = false;
   std::optional<policy::SlowStepWatch> watch = std::nullopt;
@@ -189,14 +190,14 @@ class BoardRun final : public DecidingBoard {
 
   // One pass of the engine. False: nothing is to be computed.
   bool Step() {
-    Pass pass = Begin(std::nullopt);
+    Pass pass = Begin(std::nullopt, now_ns_);
     if (pass.plan.empty()) return false;
     if (Compute(&pass, /*may_be_preempted=*/true)) Finish(pass);
     return true;
   }
 
-  // The next pass, or what goes in the middle of one.
-  Pass Begin(std::optional<policy::StepUnderWay> under_way) {
+  // The next pass, or what goes in the middle of one that began at `step_began_ns`.
+  Pass Begin(std::optional<policy::StepUnderWay> under_way, int64_t step_began_ns) {
     std::vector<policy::StepCall> calls;
     std::vector<Session*> sessions;
     for (const auto& session : running_) {
@@ -211,13 +212,15 @@ class BoardRun final : public DecidingBoard {
                        .under_way_rows = session->pass_rows});
       sessions.push_back(session.get());
     }
+    const double slowdown = learner_.slowdown(step_began_ns);
     Pass pass{.plan = policy::PlanStep({.levels = paces_,
                                         .calls = calls,
                                         .under_way = under_way,
-                                        .slowdown = learner_.slowdown(),
+                                        .slowdown = slowdown,
                                         .sizer = learner_.sizer(),
                                         .now_ns = now_ns_}),
-              .sessions = {}};
+              .sessions = {},
+              .started_ns = now_ns_};
     for (const policy::LevelChange& change : pass.plan.level_changes) {
       sessions[change.call]->variant = change.to;
     }
@@ -230,7 +233,7 @@ class BoardRun final : public DecidingBoard {
     pass.ns = std::max<int64_t>(1, Nanos(StepMs(parts)));
     if (const Session* prompt = OnlyPromptOf(pass);
         prompt != nullptr &&
-        policy::SlowStepWatch::IsNeeded(paces_, TurnOf(*prompt), learner_.slowdown(), now_ns_)) {
+        policy::SlowStepWatch::IsNeeded(paces_, TurnOf(*prompt), slowdown, now_ns_)) {
       pass.watch.emplace();
     }
     return pass;
@@ -294,7 +297,8 @@ class BoardRun final : public DecidingBoard {
     Pass between = Begin(policy::StepUnderWay{.expected_ms = pass->plan.expected_ms,
                                               .computed_ms = Millis(pass->done_ns),
                                               .done = pass->done(),
-                                              .preempted = pass->preempted});
+                                              .preempted = pass->preempted},
+                         pass->started_ns);
     if (between.plan.empty()) return false;
     pass->preempted = true;
     if (Compute(&between, /*may_be_preempted=*/false)) Finish(between);
@@ -302,7 +306,11 @@ class BoardRun final : public DecidingBoard {
   }
 
   void Finish(const Pass& pass) {
-    const double share = learner_.Observe(pass.plan, Millis(pass.ns));
+    const double share = learner_.Observe(pass.plan, {.ms = Millis(pass.ns),
+                                                      .started_ns = pass.started_ns,
+                                                      .ended_ns = now_ns_,
+                                                      .preempted = pass.preempted});
+    live_.slowdown = learner_.board().slowdown();
     for (size_t i = 0; i < pass.sessions.size(); ++i) {
       pass.sessions[i]->pass_rows = 0;
       After(pass.sessions[i], pass.plan.entries[i].rows, share);

@@ -20,7 +20,7 @@ std::vector<ContextChunk> ArenaKv::ChunksOf(std::string_view context_id) const {
   if (found == contexts.end()) return {};
   std::vector<ContextChunk> chunks = found->second.kv.chunks;
   for (ContextChunk& chunk : chunks) {
-    chunk.shared = chunk.shared && pool.contexts(chunk.slot->units) > 1;
+    chunk.shared = chunk.shared && pool.at(chunk.slot->units).contexts > 1;
   }
   return chunks;
 }
@@ -58,7 +58,7 @@ KvContext& ArenaKv::FindOrAdd(std::string_view context_id, std::string_view app_
 BytesByFormat ArenaKv::Bytes() const {
   BytesByFormat bytes;
   std::unordered_set<SlotAt> shared;
-  std::unordered_set<StoredCopy> copies;
+  std::unordered_set<StoredCopy> counted;
   for (const auto& [id, context] : contexts) {
     for (const ContextChunk& chunk : context.kv.chunks) {
       if (chunk.slot.has_value() && (!chunk.shared || shared.insert(chunk.slot->units).second)) {
@@ -66,7 +66,7 @@ BytesByFormat ArenaKv::Bytes() const {
             geometry.ChunkBytes(chunk.slot->format);
       }
       if (chunk.stored != 0 &&
-          (!borrowed.contains(chunk.stored) || copies.insert(chunk.stored).second)) {
+          (!copies.shared().contains(chunk.stored) || counted.insert(chunk.stored).second)) {
         bytes.stored[static_cast<size_t>(chunk.stored_format)] +=
             geometry.ChunkBytes(chunk.stored_format);
       }
@@ -76,27 +76,11 @@ BytesByFormat ArenaKv::Bytes() const {
 }
 
 void ArenaKv::Collect(KvContext* context) {
-  for (const StoredCopy copy : std::exchange(context->kv.given_up, {})) GiveUp(copy);
+  for (const StoredCopy copy : std::exchange(context->kv.given_up, {})) copies.GiveUp(copy);
   if (directory != nullptr) {
     for (const SlotAt slot : context->kv.left) directory->Remove(slot, context->id);
   }
   context->kv.left.clear();
-}
-
-void ArenaKv::GiveUp(StoredCopy copy) {
-  const auto several = borrowed.find(copy);
-  if (several == borrowed.end()) {
-    given_up.push_back(copy);
-  } else if (--several->second == 1) {
-    borrowed.erase(several);
-  }
-}
-
-void ArenaKv::Borrow(ContextChunk* chunk, const ContextChunk& equal) {
-  if (chunk->stored != 0 || equal.stored == 0) return;
-  ++borrowed.try_emplace(equal.stored, 1).first->second;
-  chunk->stored = equal.stored;
-  chunk->stored_format = equal.stored_format;
 }
 
 bool ArenaKv::MayShare(const KvContext& one, const KvContext& other,
@@ -142,7 +126,7 @@ void ArenaKv::Join(ContextChunk* chunk, ContextChunk* equal) {
   pool.Share(equal->slot->units);
   chunk->slot = equal->slot;
   chunk->shared = equal->shared = true;
-  Borrow(chunk, *equal);
+  copies.Borrow(chunk, *equal);
 }
 
 void ArenaKv::Share(ContextChunk* chunk, ContextChunk* equal) {
@@ -188,7 +172,7 @@ uint32_t ArenaKv::Deduplicate(KvContext* context) {
   for (size_t i = 0; i < equal.size(); ++i) {
     ContextChunk& chunk = chunks[i];
     if (equal[i] == nullptr || !chunk.slot.has_value() || chunk.loading ||
-        pool.contexts(chunk.slot->units) > 1) {
+        pool.at(chunk.slot->units).contexts > 1) {
       continue;
     }
     const bool same = chunk.slot->format == equal[i]->slot->format;

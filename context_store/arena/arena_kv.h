@@ -22,10 +22,13 @@
 #include "context_store/arena/arena_directory.h"
 #include "context_store/arena/chunks.h"
 #include "context_store/arena/slot_pool.h"
+#include "context_store/arena/stored_copies.h"
 
 namespace withy::context_store {
 
 using LeaseId = uint64_t;  // never 0
+// Owner of slots that no lease claimed.
+inline constexpr LeaseId kStoresOwn = UINT64_MAX;
 
 struct KvContext {
   std::string id;
@@ -77,10 +80,8 @@ struct ArenaKv {
   Geometry geometry;
   SlotPool pool;
   std::unordered_map<std::string, KvContext> contexts;
-  uint64_t uses = 0;                 // number of lease ends: the clock of last_used
-  std::vector<StoredCopy> given_up;  // copies on disk that no chunk has any more
-  // Copies that several chunks have, and how many.
-  std::unordered_map<StoredCopy, uint32_t> borrowed;
+  uint64_t uses = 0;  // number of lease ends: the clock of last_used
+  StoredCopies copies;
   ArenaDirectory* directory = nullptr;  // borrowed; null: nothing outlives this process
   uint64_t shares = 0;  // chunks that a context took over from another one, since the start
   // KvStrategy::compresses_ahead. If not, a chunk or a copy with more bits is preferred to an equal
@@ -110,10 +111,6 @@ struct ArenaKv {
   // is none. Valid until chunks of other contexts change.
   std::vector<ContextChunk*> FindEqual(const KvContext& context, uint32_t first,
                                        std::span<const std::string> identities);
-  // A chunk has the copy no more. It is given up with the last one that had it.
-  void GiveUp(StoredCopy copy);
-  // `chunk` has the copy of an equal chunk, unless it has one.
-  void Borrow(ContextChunk* chunk, const ContextChunk& equal);
   // Gives `chunk`, which has no slot, that of an equal chunk, and borrows its copy. Share counts
   // it, too.
   void Join(ContextChunk* chunk, ContextChunk* equal);

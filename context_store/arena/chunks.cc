@@ -90,7 +90,7 @@ void GiveUpCopy(ContextChunk* chunk, ContextChunks* context) {
 void LeaveSlot(ContextChunk* chunk, ContextChunks* context, SlotPool* pool) {
   if (!chunk->slot.has_value()) return;
   const SlotAt slot = chunk->slot->units;
-  if (chunk->shared && pool->contexts(slot) > 1) context->left.push_back(slot);
+  if (chunk->shared && pool->at(slot).contexts > 1) context->left.push_back(slot);
   pool->Free(slot);
   chunk->slot.reset();
   chunk->loading = chunk->shared = false;
@@ -98,7 +98,7 @@ void LeaveSlot(ContextChunk* chunk, ContextChunks* context, SlotPool* pool) {
 
 bool Writable(const ContextChunk& chunk, const SlotPool& pool) {
   return chunk.slot.has_value() && chunk.slot->format == KvFormat::kQ8 && !chunk.loading &&
-         !(chunk.shared && pool.contexts(chunk.slot->units) > 1);
+         !(chunk.shared && pool.at(chunk.slot->units).contexts > 1);
 }
 
 void Truncate(size_t keep_chunks, ContextChunks* context, SlotPool* pool) {

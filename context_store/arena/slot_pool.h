@@ -1,7 +1,7 @@
 // Space of the arena: a pure allocator of slots, each the memory of one chunk. It knows sizes and
 // owners, no bytes, contexts or formats. Slots of all sizes share the space: a slot takes the
-// smallest gap that holds it, and neighbouring gaps merge. Neighbour: lease_table.h moves slots
-// between leases and contexts.
+// smallest gap that holds it. Neighbours: gaps.h has what is free, slot_layout.h tells where there
+// would be room, lease_table.h moves slots between leases and contexts.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
-#include <utility>
-#include <vector>
+
+#include "context_store/arena/gaps.h"
+#include "engine/kv/memory.h"
 
 namespace withy::context_store {
 
@@ -40,7 +40,23 @@ class SlotPool {
     // had its own.
     uint64_t shared_slots = 0;
     uint64_t saved = 0;
+    uint64_t pins = 0;  // that have not ended: room that appears when they do
+
+    uint64_t& Of(State state);
   };
+
+  static constexpr uint64_t kUnitBytes = engine::KvBlockName::kUnitBytes;
+  static constexpr uint64_t kNobody = 0;  // owner of a slot that is freed and pinned
+  struct Slot {
+    uint32_t units = 0;
+    State state = State::kClaimed;
+    uint64_t owner = 0;
+    uint32_t pins = 0;
+    uint32_t contexts = 1;  // that have it; of a resident one
+
+    uint64_t bytes() const { return units * kUnitBytes; }
+  };
+  using Slots = std::map<SlotAt, Slot>;
 
   // Called when a slot stops being resident, before it can be claimed. Not by Reset.
   using OnLeave = std::function<void(SlotAt slot)>;
@@ -76,7 +92,6 @@ class SlotPool {
     uint64_t bytes = 0;
   };
   std::optional<Pages> Withhold(uint64_t bytes, uint64_t page_bytes);
-  std::vector<Pages> Withheld() const;
   // Makes at least `bytes` of what was withheld free again, or all of it.
   void GiveBack(uint64_t bytes);
 
@@ -87,56 +102,21 @@ class SlotPool {
 
   uint64_t run() const { return run_; }  // number of resets
   const Counts& counts() const { return counts_; }
-  // Bytes of the largest gap. What is free beyond it is fragmented.
-  uint64_t LargestGap() const;
-  // How many slots of `bytes` there would be room for if all slots but `staying`, and those that
-  // are quarantined for a writer, were gaps. Slots in `staying` that do not exist are ignored.
-  uint64_t PlacesBeside(std::vector<SlotAt> staying, uint64_t bytes) const;
-  // Pins that have not ended: room that appears when they do.
-  uint64_t pins() const { return pins_; }
-  // Only for slots that exist.
-  State state(SlotAt slot) const { return slots_.at(slot).state; }
-  uint64_t owner(SlotAt slot) const { return slots_.at(slot).owner; }
-  uint32_t contexts(SlotAt slot) const { return slots_.at(slot).contexts; }  // of a resident slot
-  uint32_t pins(SlotAt slot) const { return slots_.at(slot).pins; }
-  uint64_t bytes(SlotAt slot) const;
-  // How many slots of `bytes` the gaps hold.
-  uint64_t Holds(uint64_t bytes) const;
-  // The slots to Slide, in this order, so that the gaps hold one more slot of `bytes`: those with
-  // the fewest bytes. Empty: no slides achieve it. Only slots for which `may_slide` holds are
-  // moved; it is asked about resident slots that are not pinned.
-  std::vector<SlotAt> CheapestSlides(uint64_t bytes,
-                                     const std::function<bool(SlotAt slot)>& may_slide) const;
-  size_t slots() const { return slots_.size(); }
-  // Checks that slots and gaps fill the space without overlap. For tests.
-  bool Consistent() const;
+  const Slots& slots() const { return slots_; }
+  const Slot& at(SlotAt slot) const { return slots_.at(slot); }  // one that exists
+  const Gaps& gaps() const { return gaps_; }
 
  private:
-  static constexpr uint64_t kNobody = 0;  // owner of a slot that is freed and pinned
-  struct Slot {
-    uint32_t units = 0;
-    State state = State::kClaimed;
-    uint64_t owner = 0;
-    uint32_t pins = 0;
-    uint32_t contexts = 1;
-  };
-  uint64_t& CountOf(State state);
   Slot& Find(SlotAt slot, const char* what);
-  void AddSlot(std::map<uint32_t, uint32_t>::iterator gap, SlotAt at, uint32_t units, State state,
-               uint64_t owner);
-  void Leave(SlotAt at, const Slot& slot);
-  void Move(Slot& slot, State to, uint64_t owner);
-  void AddGap(uint32_t at, uint32_t units);
-  void RemoveGap(std::map<uint32_t, uint32_t>::iterator gap);
-  void Erase(std::map<SlotAt, Slot>::iterator slot);
+  bool AddSlot(SlotAt at, uint64_t bytes, State state, uint64_t owner);
+  void Move(SlotAt at, Slot& slot, State to, uint64_t owner);
+  void Erase(Slots::iterator slot);
 
-  std::map<SlotAt, Slot> slots_;
-  std::map<uint32_t, uint32_t> gaps_;                // units by offset
-  std::set<std::pair<uint32_t, uint32_t>> by_size_;  // (units, offset) of each gap
+  Slots slots_;
+  Gaps gaps_;
   Counts counts_;
   OnLeave on_leave_;
   uint64_t run_ = 0;
-  uint64_t pins_ = 0;
 };
 
 }  // namespace withy::context_store

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/test_seed.h"
+#include "context_store/arena/slot_layout.h"
 
 namespace withy::context_store {
 namespace {
@@ -25,12 +26,12 @@ TEST(SlotPool, GapsMergeSoThatSizesCanChange) {
   pool.Free(a);
   pool.Free(c);
   EXPECT_FALSE(pool.Claim(5 * kUnitBytes, 1).has_value()) << "six units are free, in two gaps";
-  EXPECT_EQ(pool.LargestGap(), 4 * kUnitBytes);
+  EXPECT_EQ(LargestGap(pool), 4 * kUnitBytes);
   EXPECT_EQ(pool.Claim(2 * kUnitBytes, 1), a) << "the smallest gap that holds it";
   pool.Free(a);
   pool.Free(b);
   EXPECT_TRUE(pool.Claim(8 * kUnitBytes, 1).has_value());
-  EXPECT_TRUE(pool.Consistent());
+  EXPECT_TRUE(FillsItsSpace(pool));
 }
 
 TEST(SlotPool, QuarantinedSlotsComeBackOnlyForTheirWriter) {
@@ -56,7 +57,7 @@ TEST(SlotPool, ASharedSlotIsFreedByItsLastContext) {
   pool.Keep(slot);
   pool.Share(slot);
   pool.Share(slot);
-  EXPECT_EQ(pool.contexts(slot), 3u);
+  EXPECT_EQ(pool.at(slot).contexts, 3u);
   EXPECT_EQ(pool.counts().resident, kUnitBytes);
   EXPECT_EQ(pool.counts().shared_slots, 1u);
   EXPECT_EQ(pool.counts().saved, 2 * kUnitBytes);
@@ -93,7 +94,7 @@ TEST(SlotPool, APinnedSlotIsWithheldUntilItIsReadNoMore) {
   pool.Reset(2 * kUnitBytes);
   ASSERT_EQ(pool.Claim(kUnitBytes, 3), kept);
   pool.Unpin(kept, before);  // of another run: ignored
-  EXPECT_EQ(pool.state(kept), SlotPool::State::kClaimed);
+  EXPECT_EQ(pool.at(kept).state, SlotPool::State::kClaimed);
 }
 
 TEST(SlotPoolDeathTest, FreeingTwiceEndsTheProcess) {
@@ -117,7 +118,7 @@ TEST(SlotPoolProperty, SlotsNeverOverlapAndNothingIsLost) {
       if (const auto slot = pool.Claim(bytes, 1)) {
         ASSERT_TRUE(slots.emplace(*slot, bytes).second);
       } else {
-        ASSERT_LT(pool.LargestGap(), bytes);
+        ASSERT_LT(LargestGap(pool), bytes);
       }
     } else if (!slots.empty()) {
       const auto slot =
@@ -125,7 +126,7 @@ TEST(SlotPoolProperty, SlotsNeverOverlapAndNothingIsLost) {
       pool.Free(slot->first);
       slots.erase(slot);
     }
-    ASSERT_TRUE(pool.Consistent());
+    ASSERT_TRUE(FillsItsSpace(pool));
   }
 }
 
@@ -139,7 +140,7 @@ TEST(SlotPool, ASlotCanBeClaimedAtItsPlace) {
   EXPECT_TRUE(pool.ClaimAt(5, 3 * kUnitBytes, 1));
   EXPECT_TRUE(pool.ClaimAt(0, 2 * kUnitBytes, 1));
   EXPECT_EQ(pool.counts().free, 0u);
-  EXPECT_TRUE(pool.Consistent());
+  EXPECT_TRUE(FillsItsSpace(pool));
 }
 
 TEST(SlotPool, WholePagesAreWithheldAndComeBack) {
@@ -154,14 +155,14 @@ TEST(SlotPool, WholePagesAreWithheldAndComeBack) {
   EXPECT_EQ(pool.Withhold(2 * kPage, kPage)->bytes, kPage);
   EXPECT_FALSE(pool.Withhold(kPage, kPage).has_value());
   EXPECT_EQ(pool.counts().withheld, 3 * kPage);
-  EXPECT_EQ(pool.Withheld().size(), 2u);
-  EXPECT_TRUE(pool.Consistent());
+  EXPECT_EQ(WithheldPages(pool).size(), 2u);
+  EXPECT_TRUE(FillsItsSpace(pool));
   pool.GiveBack(1);
   EXPECT_EQ(pool.counts().withheld, kPage);
   pool.GiveBack(kPage);
   pool.Free(first);
-  EXPECT_EQ(pool.LargestGap(), 4 * kPage);
-  EXPECT_TRUE(pool.Consistent());
+  EXPECT_EQ(LargestGap(pool), 4 * kPage);
+  EXPECT_TRUE(FillsItsSpace(pool));
 }
 
 TEST(SlotPool, WhoeverWantsToKnowIsToldWhenASlotStopsBeingResident) {

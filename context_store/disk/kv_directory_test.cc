@@ -54,7 +54,7 @@ class KvDirectoryTest : public ::testing::Test {
     read.on_layer = [](uint32_t) {};
     read.on_failed = [&](size_t, const absl::Status& status) { failed = status; };
     read.on_done = [&] { done.Notify(); };
-    EXPECT_TRUE(segments.Start(std::move(read)).ok());
+    EXPECT_TRUE(segments.reader().Start(std::move(read)).ok());
     done.WaitForNotification();
     EXPECT_TRUE(!failed.ok() || target == bytes_);
     return failed;

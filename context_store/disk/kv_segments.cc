@@ -14,8 +14,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "context_store/disk/kv_writer.h"
@@ -38,38 +36,9 @@ uint64_t SegmentNumber(std::string_view name) {
   return number <= kMaxKvSegment ? number : 0;
 }
 
-absl::Status CheckWrite(const KvExtentWrite& write) {
-  const size_t chunks = write.identities.size();
-  const bool sizes = write.layers >= 1 && write.layers <= kMaxKvLayers && write.block_bytes >= 16 &&
-                     write.block_bytes % 16 == 0 && write.block_bytes <= kMaxKvBlockBytes &&
-                     write.layer_stride >= write.block_bytes;
-  if (sizes && chunks >= 1 && chunks <= MaxChunksPerExtent(write.layers, write.block_bytes) &&
-      write.chunks.size() == chunks) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "KV extent of ", write.layers, " layers, ", chunks, " identities, ", write.chunks.size(),
-      " chunks, blocks of ", write.block_bytes, " bytes every ", write.layer_stride, ": 1..",
-      kMaxKvLayers, " layers and blocks of a multiple of ", "16 and at most ", kMaxKvBlockBytes,
-      " bytes are possible",
-      sizes ? absl::StrCat(", and 1..", MaxChunksPerExtent(write.layers, write.block_bytes),
-                           " chunks")
-            : ""));
-}
-
 uint64_t ChunkBytes(const KvExtent& extent) { return uint64_t{extent.layers} * extent.block_bytes; }
 
 }  // namespace
-
-uint32_t MaxChunksPerExtent(uint32_t layers, uint32_t block_bytes) {
-  uint64_t chunks = kKvSegmentBytes / (uint64_t{layers} * block_bytes);
-  while (chunks > 1 &&
-         KvExtentLayout{layers, static_cast<uint32_t>(chunks), block_bytes}.DiskBytes() >
-             kKvSegmentBytes) {
-    --chunks;
-  }
-  return static_cast<uint32_t>(std::clamp<uint64_t>(chunks, 1, kMaxKvExtentChunks));
-}
 
 absl::StatusOr<std::unique_ptr<KvSegments>> KvSegments::Open(KvSegmentsOptions options) {
   std::unique_ptr<KvSegments> segments(new KvSegments(std::move(options)));
@@ -103,9 +72,10 @@ absl::Status KvSegments::Prepare() {
   }
   options_.uring = kind == DiskQueue::Kind::kUring;
   WITHY_RETURN_IF_ERROR(queue.status());
-  write_queue_ = *std::move(queue);
-  WITHY_ASSIGN_OR_RETURN(write_memory_, HugeMemory::Allocate(KvWriter::kMemoryBytes));
-  write_queue_->Prepare(write_memory_.bytes());
+  WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(KvWriter::kMemoryBytes));
+  writer_ = std::make_unique<KvExtentWriter>(
+      *std::move(queue), std::move(memory),
+      KvExtentWriter::Limits{.bytes_per_second = options_.bytes_per_second, .stop = options_.stop});
   WITHY_ASSIGN_OR_RETURN(reader_,
                          KvReader::Create({.directory = path,
                                            .direct = options_.direct,
@@ -196,7 +166,7 @@ uint32_t KvSegments::DeleteUnnamed() {
 }
 
 absl::StatusOr<KvExtent> KvSegments::Append(const KvExtentWrite& write) {
-  WITHY_RETURN_IF_ERROR(CheckWrite(write));
+  WITHY_RETURN_IF_ERROR(CheckExtentWrite(write));
   KvExtent extent;
   extent.id = RandomId64();
   extent.format = write.format;
@@ -212,7 +182,9 @@ absl::StatusOr<KvExtent> KvSegments::Append(const KvExtentWrite& write) {
   WITHY_ASSIGN_OR_RETURN(const Place place, FindPlace(bytes));
   extent.segment = place.segment;
   extent.offset = place.offset;
-  if (const absl::Status status = WriteExtent(write, extent, place.fd->get()); !status.ok()) {
+  const absl::Status status = writer_->Write(write, extent, place.fd->get());
+  written_bytes_ = writer_->written_bytes();
+  if (!status.ok()) {
     Withdraw(place, status);
     return Annotate(status, KvSegmentPath(options_.directory, place.segment));
   }
@@ -272,43 +244,6 @@ absl::StatusOr<KvSegments::Place> KvSegments::NewSegment() {
   open_segment_ = number;
   ++created_;
   return Place{number, 0, segment.fd};
-}
-
-absl::Status KvSegments::WriteExtent(const KvExtentWrite& write, const KvExtent& extent, int fd) {
-  const KvExtentLayout layout = extent.layout();
-  // Space is reserved first, so that a full disk is found at once and the file is in one place.
-  while (fallocate(fd, 0, static_cast<off_t>(extent.offset),
-                   static_cast<off_t>(layout.DiskBytes())) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EOPNOTSUPP || errno == ENOSYS) break;  // not every file system can
-    return DiskError(errno, absl::StrCat("reserve ", layout.DiskBytes(), " bytes"));
-  }
-  const absl::Time begin = absl::Now();
-  KvPieceSealer sealer(write.owner, extent, KvPieceSealer::Direction::kSeal);
-  KvWriter writer(*write_queue_, write_memory_.bytes(), fd, extent.offset);
-  for (uint32_t number = 0; number < layout.Pieces(); ++number) {
-    if (options_.stopped()) return absl::CancelledError("the store stops");
-    const KvPiece piece = layout.Piece(number);
-    const std::span<std::byte> room = writer.Room(piece.bytes + kKvCheckBytes);
-    ForEachBlockPart(
-        piece, layout.block_bytes,
-        [&](size_t chunk, uint32_t in_block, uint32_t in_piece, uint32_t bytes) {
-          std::memcpy(room.data() + in_piece,
-                      write.chunks[chunk] + piece.layer * write.layer_stride + in_block, bytes);
-        });
-    sealer.Seal(piece, room);
-  }
-  const absl::Status status = writer.Finish();
-  written_bytes_ += writer.written_bytes();
-  if (options_.bytes_per_second == 0) return status;
-  const absl::Time due = begin + absl::Seconds(static_cast<double>(layout.DiskBytes()) /
-                                               static_cast<double>(options_.bytes_per_second));
-  if (options_.stop == nullptr) {
-    absl::SleepFor(due - absl::Now());
-  } else if (options_.stop->WaitForNotificationWithDeadline(due)) {
-    return absl::CancelledError("the store stops");
-  }
-  return status;
 }
 
 // Takes back what a failed write left. After an error that is not a full disk the segment gets no

@@ -1,7 +1,7 @@
-// KV chunks on disk: append-only segment files that hold extents (docs/formats-kv.md). Writes and
-// reads extents, keeps count of the space and deletes files. Which chunks are stored, and which
-// segments are evicted, is the caller's decision; what is stored is in the caller's index
-// (kv_index.h). Neighbour: kv_reader.h reads.
+// KV chunks on disk: append-only segment files that hold extents (docs/formats-kv.md). Gives
+// extents their places, keeps count of the space and deletes files. Which chunks are stored, and
+// which segments are evicted, is the caller's decision; what is stored is in the caller's index
+// (kv_index.h). Neighbours: kv_extent_writer.h writes, kv_reader.h reads.
 //
 // The order that keeps a crash harmless: Append, Sync, write the index; and before extents are
 // released or a segment is evicted, write the index without them. KV is a cache: what the index
@@ -22,20 +22,12 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "base/disk_io.h"
-#include "base/huge_memory.h"
 #include "base/unique_fd.h"
-#include "context_store/disk/kv_cipher.h"
+#include "context_store/disk/kv_extent_writer.h"
 #include "context_store/disk/kv_index.h"
 #include "context_store/disk/kv_reader.h"
 
 namespace withy::context_store {
-
-// A segment is closed when the next extent would make it larger than this. Large, because a whole
-// segment is written and deleted at once, which flash likes, and because an extent lies in one
-// segment, and one layer of a large extent is one long read. Not larger, because the disk bound
-// evicts whole segments and a segment that is partly dead keeps its space.
-inline constexpr uint64_t kKvSegmentBytes = 16 << 20;
 
 struct KvSegmentsOptions {
   std::string directory;  // created if missing
@@ -52,21 +44,6 @@ struct KvSegmentsOptions {
 
   bool stopped() const { return stop != nullptr && stop->HasBeenNotified(); }
 };
-
-// Chunks of one context and one format to write. Block l of chunk i lies at
-// chunks[i] + l * layer_stride and has block_bytes bytes.
-struct KvExtentWrite {
-  KvOwner owner = {};
-  uint8_t format = 0;
-  uint32_t layers = 0;
-  uint32_t block_bytes = 0;  // a multiple of 16
-  std::vector<Bytes32> identities = {};
-  std::vector<const std::byte*> chunks = {};  // as many as identities
-  size_t layer_stride = 0;                    // bytes, >= block_bytes
-};
-
-// How many chunks one extent may have: what fits a segment, at least 1.
-uint32_t MaxChunksPerExtent(uint32_t layers, uint32_t block_bytes);
 
 struct KvSegmentInfo {
   uint64_t number = 0;  // increases with the time of creation
@@ -120,9 +97,8 @@ class KvSegments {
   // (the disk failed: these extents must not be indexed), NOT_FOUND (evicted meanwhile).
   absl::Status Sync(std::span<const KvExtent> extents);
 
-  // See KvReader. `read` may name extents of segments that are evicted meanwhile.
-  absl::StatusOr<KvReadId> Start(KvRead read) { return reader_->Start(std::move(read)); }
-  void Cancel(KvReadId id) { reader_->Cancel(id); }
+  // Reads may name extents of segments that are evicted meanwhile.
+  KvReader& reader() { return *reader_; }
 
   // `chunks` more chunks of the extent are no longer in use. A segment whose chunks are all gone is
   // deleted, once it is closed. Ignores segments that were evicted.
@@ -160,8 +136,6 @@ class KvSegments {
   uint64_t NextNumber() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Place> FindPlace(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   absl::StatusOr<Place> NewSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
-  absl::Status WriteExtent(const KvExtentWrite& write, const KvExtent& extent, int fd)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   void Withdraw(const Place& place, const absl::Status& error)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_);
   absl::Status SyncSegment(uint64_t segment, uint64_t bytes);
@@ -178,8 +152,7 @@ class KvSegments {
 
   // Held while an extent is written. Taken before mutex_.
   absl::Mutex write_mutex_;
-  HugeMemory write_memory_ ABSL_GUARDED_BY(write_mutex_);
-  std::unique_ptr<DiskQueue> write_queue_ ABSL_GUARDED_BY(write_mutex_);
+  std::unique_ptr<KvExtentWriter> writer_ ABSL_GUARDED_BY(write_mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<uint64_t, Segment> segments_ ABSL_GUARDED_BY(mutex_);

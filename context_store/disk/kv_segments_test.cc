@@ -125,7 +125,7 @@ class KvSegmentsTest : public ::testing::TestWithParam<Mode> {
       outcome->failed.emplace_back(extent, status);
     };
     read.on_done = [outcome] { outcome->done.Notify(); };
-    const auto id = segments_->Start(std::move(read));
+    const auto id = segments_->reader().Start(std::move(read));
     EXPECT_TRUE(id.ok()) << id.status();
     return id.value_or(0);
   }
@@ -209,7 +209,7 @@ TEST_P(KvSegmentsTest, TheFirstLayersOfALargeExtentDoNotWaitForTheOthers) {
   read.on_layer = [&](uint32_t) { arrived_ns.push_back(Clock::Real().SteadyNanos()); };
   read.on_done = [&] { done.Notify(); };
   const int64_t begin = Clock::Real().SteadyNanos();
-  ASSERT_TRUE(segments_->Start(std::move(read)).ok());
+  ASSERT_TRUE(segments_->reader().Start(std::move(read)).ok());
   done.WaitForNotification();
   ASSERT_EQ(arrived_ns.size(), 8u);
   EXPECT_LT(arrived_ns[0] - begin, (arrived_ns[7] - begin) / 2);
@@ -244,7 +244,7 @@ TEST_P(KvSegmentsTest, OneReadServesManyExtentsLayerByLayer) {
     }
   };
   read.on_done = [&] { done.Notify(); };
-  ASSERT_TRUE(segments_->Start(std::move(read)).ok());
+  ASSERT_TRUE(segments_->reader().Start(std::move(read)).ok());
   done.WaitForNotification();
   EXPECT_THAT(layers, ::testing::ElementsAre(0, 1, 2, 3, 4, 5));
 }
@@ -284,10 +284,10 @@ TEST_P(KvSegmentsTest, AReadThatDoesNotFitTheExtentIsRefused) {
   Blocks blocks(0, 1, 16);
   const KvExtent extent = Write(2, 3, 64, &blocks);
   KvRead read{.layers = 2, .extents = {ReadOf(extent, blocks)}};
-  EXPECT_TRUE(absl::IsInvalidArgument(segments_->Start(read).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(segments_->reader().Start(read).status()));
   read.layers = 3;
   read.extents[0].targets.pop_back();
-  EXPECT_TRUE(absl::IsInvalidArgument(segments_->Start(read).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(segments_->reader().Start(read).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(segments_->Append({}).status()));
   Blocks one(1, 1, 16);
   KvExtentWrite odd = RandomWrite(1, 1, 16, &one);
@@ -310,10 +310,10 @@ TEST_P(KvSegmentsTest, NothingIsCalledOrWrittenAfterACancel) {
       ++calls;
     };
     read.on_done = [&] { EXPECT_FALSE(cancelled); };
-    const auto id = segments_->Start(std::move(read));
+    const auto id = segments_->reader().Start(std::move(read));
     ASSERT_TRUE(id.ok());
     while (calls < i % 16) std::this_thread::yield();
-    segments_->Cancel(*id);
+    segments_->reader().Cancel(*id);
     cancelled = true;
     targets.reset();  // a write from now on would be found by a sanitizer
   }
@@ -334,11 +334,11 @@ TEST_P(KvSegmentsTest, AReadMayCancelItselfAndStartAnother) {
     layers.push_back(layer);
     if (layer != 2) return;
     while (id == 0) std::this_thread::yield();
-    segments_->Cancel(id);
+    segments_->reader().Cancel(id);
     Start({ReadOf(extent, again)}, &second);
   };
   read.on_done = [] { ADD_FAILURE() << "cancelled"; };
-  id = *segments_->Start(std::move(read));
+  id = *segments_->reader().Start(std::move(read));
   second.done.WaitForNotification();
   EXPECT_THAT(layers, ::testing::ElementsAre(0, 1, 2));
   EXPECT_EQ(again.memory, blocks.memory);
@@ -413,7 +413,7 @@ TEST_P(KvSegmentsTest, NothingIsWrittenOnceAFailureWasTold) {
       std::fill(targets.memory.begin(), targets.memory.end(), kOthers);
     };
     read.on_done = [&] { done.Notify(); };
-    ASSERT_TRUE(segments_->Start(std::move(read)).ok());
+    ASSERT_TRUE(segments_->reader().Start(std::move(read)).ok());
     done.WaitForNotification();
     Reopen();  // the reader's threads have ended
     EXPECT_EQ(failures, 1);

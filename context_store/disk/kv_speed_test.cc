@@ -144,7 +144,7 @@ class KvSpeedTest : public ::testing::Test {
     };
     read.on_failed = [](size_t, const absl::Status& status) { ADD_FAILURE() << status; };
     read.on_done = [&] { done.Notify(); };
-    EXPECT_TRUE(segments.Start(std::move(read)).ok());
+    EXPECT_TRUE(segments.reader().Start(std::move(read)).ok());
     done.WaitForNotification();
     const double seconds = SecondsSince(start);
     cpu_seconds_ += CpuSeconds() - cpu;

@@ -332,7 +332,7 @@ KvReadId KvStorage::StartRead(const std::string& context_id, const Geometry& geo
     on_failed(members[extent]);
   };
   request.on_done = events.on_done;
-  const absl::StatusOr<KvReadId> started = segments_->Start(std::move(request));
+  const absl::StatusOr<KvReadId> started = segments_->reader().Start(std::move(request));
   if (started.ok()) return *started;
   give_up(all, started.status());
   events.on_done();

@@ -101,7 +101,7 @@ class KvStorage {
                      const engine::KvMemory& memory, std::span<const ChunkLoad> loads,
                      ReadEvents events);
   // As KvReader::Cancel: on return none of the read's functions runs or will be called.
-  void CancelRead(KvReadId read) { segments_->Cancel(read); }
+  void CancelRead(KvReadId read) { segments_->reader().Cancel(read); }
   // Gives up the segments whose KV is least likely to be used again, so that `wanted_bytes` of
   // chunks find room; their copies are lost. `last_used_ns`: Unix time of a context's last use.
   // False if nothing was given up. See policy/kv/kv_disk.h.

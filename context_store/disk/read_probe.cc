@@ -86,11 +86,11 @@ class ReadProbe {
     read.on_layer = [](uint32_t) {};
     read.on_failed = [&](size_t, const absl::Status& status) { failed = status; };
     read.on_done = [&] { done.Notify(); };
-    WITHY_ASSIGN_OR_RETURN(const KvReadId id, segments_.Start(std::move(read)));
+    WITHY_ASSIGN_OR_RETURN(const KvReadId id, segments_.reader().Start(std::move(read)));
     constexpr absl::Duration kLook = absl::Milliseconds(50);
     while (!done.WaitForNotificationWithTimeout(kLook)) {
       if (!stopped_()) continue;
-      segments_.Cancel(id);
+      segments_.reader().Cancel(id);
       return absl::CancelledError("the store stops");
     }
     return failed;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/thread_role.h"
+#include "context_store/arena/slot_layout.h"
 
 namespace withy::context_store {
 namespace {
@@ -101,7 +102,7 @@ void IdleKeeper::ReleaseCopies() {
 bool IdleKeeper::LacksRoomLocked(uint64_t bytes) const {
   const LeaseTable& table = parts_.book.table();
   const uint64_t chunk_bytes = table.kv().geometry.ChunkBytes(KvFormat::kQ8);
-  const uint64_t held = table.kv().pool.Holds(chunk_bytes) * chunk_bytes;
+  const uint64_t held = PlacesInGaps(table.kv().pool, chunk_bytes) * chunk_bytes;
   if (bytes <= held) return false;
   return held + table.idle().ExactRoom() - table.kv().pool.counts().free < bytes;
 }

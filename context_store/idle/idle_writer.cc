@@ -143,7 +143,7 @@ void IdleWriter::ReleaseCopies() {
   std::vector<StoredCopy> copies;
   {
     absl::MutexLock lock(&book_.mutex());
-    copies = book_.table().idle().TakeGivenUp();
+    copies = book_.table().idle().copies().TakeGivenUp();
   }
   disk_.Release(copies);
 }

@@ -6,12 +6,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "context_store/arena/slot_layout.h"
 #include "context_store/invariant.h"
 
 namespace withy::context_store {
 namespace {
-
-constexpr uint64_t kStoresOwn = UINT64_MAX;  // owner of slots that no lease claimed
 
 // From the most bits to the fewest, for the order of evictions.
 policy::KvFormatIndex EvictionIndex(KvFormat format) {
@@ -181,7 +180,7 @@ std::vector<SlotPool::Pages> IdleKv::Withhold(uint64_t bytes, uint64_t page_byte
   Evictions evictions(kv_, policy_, nullptr, /*copies_only=*/true);
   for (uint64_t left = bytes; left >= page_bytes;) {
     // Small gaps are left to calls until they have grown: pages come back in whole pieces.
-    const bool worth_it = kv_.pool.LargestGap() >= std::min(left, 16 * page_bytes);
+    const bool worth_it = LargestGap(kv_.pool) >= std::min(left, 16 * page_bytes);
     if (!worth_it && evictions.EvictNext(left, evicted)) continue;
     const std::optional<SlotPool::Pages> pages = kv_.pool.Withhold(left, page_bytes);
     if (!pages.has_value()) break;
@@ -278,14 +277,14 @@ uint64_t IdleKv::Compact(uint64_t count, uint64_t most_bytes, const MoveBytes& m
     return owners.contains(slot) && !fixed.contains(slot);
   };
   uint64_t moved = 0;
-  while (kv_.pool.Holds(bytes) < count && moved < most_bytes) {
-    const std::vector<SlotAt> slides = kv_.pool.CheapestSlides(bytes, may_slide);
+  while (PlacesInGaps(kv_.pool, bytes) < count && moved < most_bytes) {
+    const std::vector<SlotAt> slides = CheapestSlides(kv_.pool, bytes, may_slide);
     if (slides.empty()) break;
     for (const SlotAt from : slides) {
       const std::optional<SlotAt> to = kv_.pool.Slide(from);
       if (!to.has_value()) continue;
-      move(from, *to, kv_.pool.bytes(*to));
-      moved += kv_.pool.bytes(*to);
+      move(from, *to, kv_.pool.at(*to).bytes());
+      moved += kv_.pool.at(*to).bytes();
       std::vector<Owner> of_slot;
       const auto [first, last] = owners.equal_range(from);
       for (auto owner = first; owner != last; ++owner) of_slot.push_back(owner->second);
@@ -322,7 +321,7 @@ std::optional<KvSlot> IdleKv::FinishDemotion(const ChunkWork& work, KvFormat to)
   // While the disk is written from the slot, its place does not become free.
   const bool idle =
       std::all_of(with.begin(), with.end(), [](const KvContext* one) { return one->idle(); });
-  if (!idle || kv_.pool.pins(work.from.units) > 0) return std::nullopt;
+  if (!idle || kv_.pool.at(work.from.units).pins > 0) return std::nullopt;
   for (KvContext* one : with) {
     LeaveSlot(&one->kv.chunks[work.chunk], &one->kv, &kv_.pool);
     kv_.Collect(one);
@@ -388,13 +387,13 @@ bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
   }
   chunk->stored = stored;
   chunk->stored_format = work.from.format;
-  for (KvContext* other : with) kv_.Borrow(&other->kv.chunks[work.chunk], *chunk);
+  for (KvContext* other : with) kv_.copies.Borrow(&other->kv.chunks[work.chunk], *chunk);
   return true;
 }
 
 std::set<std::string> IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
   std::set<std::string> had;
-  for (const StoredCopy copy : copies) kv_.borrowed.erase(copy);
+  for (const StoredCopy copy : copies) kv_.copies.Forget(copy);
   for (auto it = kv_.contexts.begin(); it != kv_.contexts.end();) {
     ContextChunks& kv = it->second.kv;
     for (size_t i = 0; i < kv.chunks.size(); ++i) {
@@ -408,73 +407,6 @@ std::set<std::string> IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
     it = it->second.unused() ? kv_.contexts.erase(it) : std::next(it);
   }
   return had;
-}
-
-// Gives the chunk its slot, unless that overlaps another one. A context that was adopted before may
-// have the same slot.
-bool IdleKv::AdoptSlot(const KvContext& context, const KeptChunk& kept, ContextChunk* chunk) {
-  const uint64_t bytes = kv_.geometry.ChunkBytes(kept.slot.format);
-  if (kv_.pool.ClaimAt(kept.slot.units, bytes, kStoresOwn)) {
-    kv_.pool.Keep(kept.slot.units);
-    chunk->slot = kept.slot;
-    return true;
-  }
-  const std::vector<std::string> identity = {kept.identity.identity};
-  ContextChunk* equal = kv_.FindEqual(context, kept.chunk, identity).front();
-  if (equal == nullptr || equal->slot != kept.slot) return false;
-  kv_.Join(chunk, equal);
-  return true;
-}
-
-uint32_t IdleKv::Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
-                       std::vector<ContextChunk> stored, std::string_view app_id) {
-  const std::string id(context_id);
-  KvContext& context = kv_.FindOrAdd(context_id, app_id);
-  if (!context.idle() || !context.kv.chunks.empty()) {
-    for (const ContextChunk& chunk : stored) {
-      if (chunk.stored != 0) kv_.GiveUp(chunk.stored);
-    }
-    kv_.EraseIfEmpty(id);
-    return 0;
-  }
-  std::vector<ContextChunk>& chunks = context.kv.chunks = std::move(stored);
-  for (const KeptChunk& one : kept) {
-    constexpr uint32_t kMostChunks = 1 << 20;
-    if (one.chunk >= kMostChunks) continue;
-    if (chunks.size() <= one.chunk) chunks.resize(one.chunk + 1);
-    ContextChunk& chunk = chunks[one.chunk];
-    // Described twice: the process was killed in between.
-    if (chunk.slot.has_value() || !AdoptSlot(context, one, &chunk)) continue;
-    // What is in the arena is newer than the index on disk.
-    if (chunk.stored != 0 && chunk.identity.identity != one.identity.identity) {
-      GiveUpCopy(&chunk, &context.kv);
-    }
-    chunk.identity = one.identity;
-  }
-  size_t keep = 0;
-  while (keep < chunks.size() && (chunks[keep].slot.has_value() || chunks[keep].stored != 0)) {
-    if (chunks[keep++].identity.tokens < kChunkTokens) break;
-  }
-  Truncate(keep, &context.kv, &kv_.pool);
-  kv_.Collect(&context);
-  kv_.Describe(id);
-  context.last_used = ++kv_.uses;
-  const auto resident = std::count_if(chunks.begin(), chunks.end(), [](const ContextChunk& chunk) {
-    return chunk.slot.has_value();
-  });
-  kv_.EraseIfEmpty(id);
-  return static_cast<uint32_t>(resident);
-}
-
-void IdleKv::EndAdoption() {
-  if (kv_.directory == nullptr) return;
-  for (const KeptChunk& chunk : kv_.directory->Chunks()) {
-    const auto context = kv_.contexts.find(chunk.context_id);
-    const bool adopted = context != kv_.contexts.end() &&
-                         chunk.chunk < context->second.kv.chunks.size() &&
-                         context->second.kv.chunks[chunk.chunk].slot == chunk.slot;
-    if (!adopted) kv_.directory->Remove(chunk.slot.units, chunk.context_id);
-  }
 }
 
 uint32_t IdleKv::Deduplicate(std::string_view context_id) {

@@ -10,7 +10,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "context_store/arena/arena_kv.h"
@@ -126,19 +125,8 @@ class IdleKv {
   // These copies are lost. A chunk that is on disk only is lost with its copy. Returns the contexts
   // that had one of them.
   std::set<std::string> ForgetCopies(const std::set<StoredCopy>& copies);
-  // As ArenaKv::Borrow: the copy of an equal chunk of a context that is adopted later.
-  void Borrow(ContextChunk* chunk, const ContextChunk& equal) { kv_.Borrow(chunk, equal); }
-  // Copies on disk that no chunk has any more, since the last call.
-  std::vector<StoredCopy> TakeGivenUp() { return std::exchange(kv_.given_up, {}); }
-
-  // Takes over what an earlier run left of an app's context that has no chunks: those in the arena,
-  // whose blocks were checked, and those on disk. Chunks behind the first one that is in neither
-  // are dropped. Returns the number of chunks that are in the arena now. Contexts count as used in
-  // the order of these calls.
-  uint32_t Adopt(std::string_view context_id, const std::vector<KeptChunk>& kept,
-                 std::vector<ContextChunk> stored, std::string_view app_id = {});
-  // Ends the taking over: what the arena's directory describes beyond it is forgotten.
-  void EndAdoption();
+  // Copies on disk of all chunks.
+  StoredCopies& copies() { return kv_.copies; }
 
   // The context to recompute at the full level: idle, has a chunk below it, most recently used. A
   // context whose rebuild found no room is skipped until its next use.
@@ -155,7 +143,6 @@ class IdleKv {
   bool IsWritten(const ContextChunk& chunk, KvFormat format) const {
     return kv_.compresses_ahead ? chunk.HasCopyIn(format) : chunk.HasExactCopy(format);
   }
-  bool AdoptSlot(const KvContext& context, const KeptChunk& kept, ContextChunk* chunk);
 
   ArenaKv& kv_;
   const policy::EvictionPolicy policy_;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "context_store/arena/slot_layout.h"
 #include "context_store/lease/lease_table_testing.h"
 
 namespace withy::context_store {
@@ -94,10 +95,10 @@ TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
   EXPECT_TRUE(refused->rewrite);
   EXPECT_FALSE(idle.FinishWrite(*refused, 0));
   EXPECT_EQ(copy(), std::pair(StoredCopy{100}, KvFormat::kQ8));
-  EXPECT_TRUE(idle.TakeGivenUp().empty());
+  EXPECT_TRUE(idle.copies().TakeGivenUp().empty());
   ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("c", 0), 200));
   EXPECT_EQ(copy(), std::pair(StoredCopy{200}, KvFormat::kQ4));
-  EXPECT_THAT(idle.TakeGivenUp(), ElementsAre(100));
+  EXPECT_THAT(idle.copies().TakeGivenUp(), ElementsAre(100));
   EXPECT_FALSE(idle.BeginWrite("c", 0).has_value());
   EXPECT_EQ(AuditLeases(ahead_.state()), "");
 }
@@ -124,8 +125,8 @@ TEST_F(IdleKvTest, ACopyOfFewerBitsIsNoCopyForAnEviction) {
   Fill("old", 2);
   Fill("new", 2);
   IdleKv& idle = table_.idle();
-  table_.idle().Adopt("adopted", {{"adopted", 0, {30 * 64 * 64, KvFormat::kQ8}, Chunks(1)[0]}},
-                      {{Chunks(1)[0], std::nullopt, 7, KvFormat::kQ4}});
+  table_.adoption().Adopt("adopted", {{"adopted", 0, {30 * 64 * 64, KvFormat::kQ8}, Chunks(1)[0]}},
+                          {{Chunks(1)[0], std::nullopt, 7, KvFormat::kQ4}});
   ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("new", 1), 100));
   EXPECT_EQ(idle.ExactRoom(), table_.kv().pool.counts().free + kSlotBytes);
 }
@@ -182,35 +183,35 @@ TEST_F(IdleKvTest, GapsAreMovedTogetherAroundWhatCallsUse) {
       ASSERT_TRUE(table_.idle().FinishDemotion(*work, KvFormat::kQ4));
     }
   }
-  ASSERT_EQ(table_.kv().pool.Holds(kSlotBytes), 0u);
+  ASSERT_EQ(PlacesInGaps(table_.kv().pool, kSlotBytes), 0u);
   std::map<SlotAt, SlotAt> moved;
   const auto move = [&](SlotAt from, SlotAt to, uint64_t) { moved[from] = to; };
   const LeaseId user = Open("a");
   const std::vector<ContextChunk> before = table_.kv().ChunksOf("a");
   EXPECT_EQ(table_.idle().Compact(2, 0, move), 0u) << "nothing may be moved";
   EXPECT_GT(table_.idle().Compact(2, UINT64_MAX, move), 0u);
-  EXPECT_EQ(table_.kv().pool.Holds(kSlotBytes), 1u);
+  EXPECT_EQ(PlacesInGaps(table_.kv().pool, kSlotBytes), 1u);
   EXPECT_FALSE(moved.empty());
   for (size_t i = 0; i < before.size(); ++i) {
     EXPECT_EQ(table_.kv().ChunksOf("a")[i].slot, before[i].slot) << "a call uses it";
   }
   table_.Abort(user);
   table_.idle().Compact(2, UINT64_MAX, move);
-  EXPECT_EQ(table_.kv().pool.Holds(kSlotBytes), 2u);
+  EXPECT_EQ(PlacesInGaps(table_.kv().pool, kSlotBytes), 2u);
 }
 
 TEST_F(IdleKvTest, LostCopiesAreForgotten) {
-  table_.idle().Adopt("c", {},
-                      {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
-                       {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
-                       {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
-  table_.idle().Adopt("d", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 17}});
+  table_.adoption().Adopt("c", {},
+                          {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
+                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
+                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
+  table_.adoption().Adopt("d", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 17}});
   Fill("e", 1);
   const auto work = table_.idle().BeginWrite("e", 0);
   ASSERT_TRUE(table_.idle().FinishWrite(*work, 27));
   table_.idle().ForgetCopies({8, 17, 27});
   EXPECT_EQ(table_.kv().KvOf("c").tokens, 16u) << "the third chunk is of no use without the second";
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(9));
+  EXPECT_THAT(table_.idle().copies().TakeGivenUp(), ElementsAre(9));
   EXPECT_EQ(table_.kv().KvOf("d").tokens, 0u);
   EXPECT_EQ(table_.kv().KvOf("e").resident_bytes, kSlotBytes) << "it is in the arena, too";
   EXPECT_EQ(table_.kv().KvOf("e").stored_bytes, 0u);
@@ -273,11 +274,11 @@ TEST_F(IdleKvTest, WhatIsKeptAndWhatIsStoredAreOneContext) {
   };
   // Chunk 0 is in both, 1 has changed since it was written, 2 is on disk only, 3 overlaps 0, and
   // nobody has 4.
-  EXPECT_EQ(
-      table_.idle().Adopt("c", {kept(0, 2, 'a'), kept(1, 4, 'x'), kept(3, 2, 'd'), kept(5, 6, 'f')},
-                          {stored('a', 100), stored('b', 101), stored('c', 102)}),
-      2u);
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(101));
+  EXPECT_EQ(table_.adoption().Adopt(
+                "c", {kept(0, 2, 'a'), kept(1, 4, 'x'), kept(3, 2, 'd'), kept(5, 6, 'f')},
+                {stored('a', 100), stored('b', 101), stored('c', 102)}),
+            2u);
+  EXPECT_THAT(table_.idle().copies().TakeGivenUp(), ElementsAre(101));
   const auto chunks = table_.kv().ChunksOf("c");
   ASSERT_EQ(chunks.size(), 3u);
   EXPECT_EQ(chunks[0].stored, 100u);

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "context_store/arena/slot_layout.h"
+
 namespace withy::context_store {
 namespace {
 
@@ -20,8 +22,8 @@ std::string AuditShared(const LeaseState& state) {
     }
   }
   for (const auto& [slot, owners] : with) {
-    if (state.kv.pool.state(slot) != SlotPool::State::kResident ||
-        state.kv.pool.contexts(slot) != owners.size()) {
+    if (state.kv.pool.at(slot).state != SlotPool::State::kResident ||
+        state.kv.pool.at(slot).contexts != owners.size()) {
       return absl::StrCat("slot ", slot, " has ", owners.size(), " contexts and does not know it");
     }
     const auto& [first, number] = owners.front();
@@ -50,8 +52,8 @@ std::string AuditLeases(const LeaseState& state) {
   uint32_t waiting = 0;
   for (const auto& [id, lease] : state.leases) {
     for (const auto& [chunk, slot] : lease.claimed) {
-      if (state.kv.pool.state(slot) != SlotPool::State::kClaimed ||
-          state.kv.pool.owner(slot) != id || !of_leases.insert(slot).second)
+      if (state.kv.pool.at(slot).state != SlotPool::State::kClaimed ||
+          state.kv.pool.at(slot).owner != id || !of_leases.insert(slot).second)
         return absl::StrCat("slot ", slot, " of lease ", id, " is not its own");
       claimed += state.kv.geometry.ChunkBytes(KvFormat::kQ8);
     }
@@ -93,10 +95,10 @@ std::string AuditLeases(const LeaseState& state) {
     }
   }
   std::erase_if(copies, [](const auto& copy) { return copy.second == 1; });
-  if (copies.size() != state.kv.borrowed.size() ||
+  if (copies.size() != state.kv.copies.shared().size() ||
       !std::all_of(copies.begin(), copies.end(), [&](const auto& copy) {
-        const auto found = state.kv.borrowed.find(copy.first);
-        return found != state.kv.borrowed.end() && found->second == copy.second;
+        const auto found = state.kv.copies.shared().find(copy.first);
+        return found != state.kv.copies.shared().end() && found->second == copy.second;
       })) {
     return "a copy on disk has other chunks than it knows";
   }
@@ -107,7 +109,7 @@ std::string AuditLeases(const LeaseState& state) {
     return "a slot or a waiting lease got lost";
   }
   if (const std::string wrong = AuditShared(state); !wrong.empty()) return wrong;
-  return state.kv.pool.Consistent() ? "" : "slots and gaps do not fill the arena";
+  return FillsItsSpace(state.kv.pool) ? "" : "slots and gaps do not fill the arena";
 }
 
 }  // namespace withy::context_store

@@ -193,7 +193,7 @@ void LeaseChunks::FinishLoad(std::string_view context_id, const std::vector<Chun
     if (read[i]) continue;
     state_.kv.pool.Free(chunk.slot->units);
     chunk.slot.reset();
-    if (chunk.stored == load.stored) state_.kv.GiveUp(std::exchange(chunk.stored, 0));
+    if (chunk.stored == load.stored) state_.kv.copies.GiveUp(std::exchange(chunk.stored, 0));
   }
 }
 

@@ -41,32 +41,32 @@ TEST_F(LeaseLoadTest, WhatIsOnDiskComesBackIntoTheArena) {
   EXPECT_EQ(table_.chunks().Resident(lease)[3].state, State::kResident);
   table_.chunks().FinishLoad("c", loads, {true, true});
   EXPECT_EQ(table_.chunks().Resident(lease)[2].state, State::kResident);
-  EXPECT_TRUE(table_.idle().TakeGivenUp().empty());
+  EXPECT_TRUE(table_.idle().copies().TakeGivenUp().empty());
   // A commit that keeps a chunk keeps its copy; one that changes it gives the copy up.
   ASSERT_TRUE(Claim(lease, 2, 1).ok());
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(102));
+  EXPECT_THAT(table_.idle().copies().TakeGivenUp(), ElementsAre(102));
   Commit(lease, Chunks(3));
   EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, 2 * kSlotBytes);
 }
 
 TEST_F(LeaseLoadTest, WhatCannotBeReadIsComputedAgain) {
-  table_.idle().Adopt("c", {},
-                      {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
-                       {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
-                       {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
+  table_.adoption().Adopt("c", {},
+                          {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7},
+                           {{std::string(32, 'j'), 16, 100}, std::nullopt, 8},
+                           {{std::string(32, 'k'), 16, 100}, std::nullopt, 9}});
   EXPECT_EQ(table_.kv().KvOf("c").tokens, 48u);
   const LeaseId lease = Open("c");
   const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   ASSERT_EQ(loads.size(), 3u);
   table_.chunks().FinishLoad("c", loads, {true, false, true});
   EXPECT_EQ(table_.chunks().Resident(lease).size(), 1u);
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(8));
+  EXPECT_THAT(table_.idle().copies().TakeGivenUp(), ElementsAre(8));
   EXPECT_EQ(FreeChunks(), 8u);
   // The worker learns of it after its next claim.
   ASSERT_TRUE(Claim(lease, 3, 1).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(Claim(lease, 5, 1).status()));
   ASSERT_TRUE(Claim(lease, 1, 3).ok());
-  EXPECT_THAT(table_.idle().TakeGivenUp(), ElementsAre(9)) << "the worker writes over it";
+  EXPECT_THAT(table_.idle().copies().TakeGivenUp(), ElementsAre(9)) << "the worker writes over it";
   Commit(lease, Chunks(4));
 }
 
@@ -75,7 +75,7 @@ TEST_F(LeaseLoadTest, AHoleIsComputedAgain) {
     return ContextChunk{
         .identity = {std::string(32, name), 16, 100}, .slot = std::nullopt, .stored = copy};
   };
-  table_.idle().Adopt("c", {}, {stored('i', 7), stored('j', 8), stored('k', 9)});
+  table_.adoption().Adopt("c", {}, {stored('i', 7), stored('j', 8), stored('k', 9)});
   LeaseId lease = Open("c");
   table_.chunks().FinishLoad("c", table_.chunks().BeginLoad(lease, {}, &evicted_),
                              {true, false, true});
@@ -97,7 +97,7 @@ TEST_F(LeaseLoadTest, AHoleIsComputedAgain) {
   EXPECT_EQ(table_.kv().KvOf("c").resident_bytes, 3 * kSlotBytes);
 
   // At another level the hole ends what can be used.
-  table_.idle().Adopt("d", {}, {stored('i', 17), stored('j', 18), stored('k', 19)});
+  table_.adoption().Adopt("d", {}, {stored('i', 17), stored('j', 18), stored('k', 19)});
   lease = Open("d");
   table_.chunks().FinishLoad("d", table_.chunks().BeginLoad(lease, {}, &evicted_),
                              {true, false, true});
@@ -115,7 +115,7 @@ TEST_F(LeaseLoadTest, ThePlanSaysWhichChunksAreRead) {
                       .slot = std::nullopt,
                       .stored = copy});
   }
-  table_.idle().Adopt("c", {}, chunks);
+  table_.adoption().Adopt("c", {}, chunks);
   const double read_ms = 1.0;  // a chunk
   const LoadRules rules{
       .costs = {.recompute_chunk_ms = 2 * read_ms,
@@ -144,7 +144,7 @@ TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
                       .stored_format = copy <= 2 ? KvFormat::kQ8 : KvFormat::kQ4});
   }
   chunks.back().identity.tokens = 7;
-  table_.idle().Adopt("c", {}, chunks);
+  table_.adoption().Adopt("c", {}, chunks);
   const LeaseId lease = Open("c");
   const auto loads = table_.chunks().BeginLoad(lease, {.level_percent = 100}, &evicted_);
   ASSERT_EQ(loads.size(), 5u);
@@ -167,7 +167,7 @@ TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
   std::vector<ChunkIdentity> commit;
   for (const auto& chunk : resident) commit.push_back(chunk.identity);
   Commit(lease, commit);
-  EXPECT_TRUE(table_.idle().TakeGivenUp().empty()) << "the copies are what they were";
+  EXPECT_TRUE(table_.idle().copies().TakeGivenUp().empty()) << "the copies are what they were";
   EXPECT_EQ(table_.kv().KvOf("c").tokens, 4u * 16 + 7);
 
   // Once the lease is over, nothing can be left to it.
@@ -177,7 +177,7 @@ TEST_F(LeaseLoadTest, WhatIsReadTooSlowlyIsLeftToTheWorker) {
 }
 
 TEST_F(LeaseLoadTest, ALoadOutlivesItsLease) {
-  table_.idle().Adopt("c", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7}});
+  table_.adoption().Adopt("c", {}, {{{std::string(32, 'i'), 16, 100}, std::nullopt, 7}});
   const LeaseId lease = Open("c");
   const auto loads = table_.chunks().BeginLoad(lease, {}, &evicted_);
   table_.Abort(lease);

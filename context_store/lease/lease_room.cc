@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "context_store/arena/slot_layout.h"
 #include "policy/kv/kv_admission.h"
 
 namespace withy::context_store {
@@ -55,8 +56,8 @@ bool LeaseRoom::CanAllFinish(const Change& change) const {
   }
   std::vector<SlotAt> staying;
   for (const auto& [slot, count] : users) staying.push_back(slot);
-  const uint64_t places =
-      state_.kv.pool.PlacesBeside(std::move(staying), state_.kv.geometry.ChunkBytes(KvFormat::kQ8));
+  const uint64_t places = PlacesBeside(state_.kv.pool, std::move(staying),
+                                       state_.kv.geometry.ChunkBytes(KvFormat::kQ8));
   return taken <= places && policy::AllCanFinish(places - taken, std::move(holders));
 }
 

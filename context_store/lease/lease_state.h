@@ -82,7 +82,7 @@ struct LeaseState {
   // Number of leases that do. LeaseTable::Advance is then to be called when work outside the table
   // has ended that kept room: a read, a write, a demotion, a deletion.
   int64_t waiting_for_room() const;
-  bool RoomIsComing() const { return kv.pool.pins() > 0 || locked_contexts > 0; }
+  bool RoomIsComing() const { return kv.pool.counts().pins > 0 || locked_contexts > 0; }
   // True between LeaseTable::BeginCommit and FinishCommit.
   bool Committing(LeaseId id) const;
   uint32_t open_leases() const { return static_cast<uint32_t>(leases.size()) - waiting; }

@@ -71,7 +71,7 @@ void LeaseTable::ResetArena(const Geometry& geometry) {
     it->second.kv.chunks.clear();
     it = it->second.unused() ? state_.kv.contexts.erase(it) : std::next(it);
   }
-  state_.kv.borrowed.clear();
+  state_.kv.copies.ForgetAll();
   state_.kv.geometry = geometry;
   state_.kv.pool.Reset(limits_.arena_bytes);
   if (state_.kv.directory != nullptr && state_.kv.directory->geometry() != geometry) {

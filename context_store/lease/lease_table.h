@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "context_store/arena/arena_directory.h"
 #include "context_store/lease/idle_kv.h"
+#include "context_store/lease/kv_adoption.h"
 #include "context_store/lease/lease_admission.h"
 #include "context_store/lease/lease_chunks.h"
 #include "context_store/lease/lease_room.h"
@@ -70,7 +71,7 @@ class LeaseTable {
   LeaseTable& operator=(const LeaseTable&) = delete;
 
   // If the geometry is that of the chunks in the directory, their entries stay until
-  // IdleKv::EndAdoption. Errors: FAILED_PRECONDITION (another live worker has another geometry),
+  // KvAdoption::End. Errors: FAILED_PRECONDITION (another live worker has another geometry),
   // INVALID_ARGUMENT (invalid geometry, or not even one chunk fits the arena).
   absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry);
   // Replaces the identities that contexts of all apps may share.
@@ -131,6 +132,7 @@ class LeaseTable {
   // The contexts that no lease holds.
   IdleKv& idle() { return idle_; }
   const IdleKv& idle() const { return idle_; }
+  KvAdoption adoption() { return KvAdoption(state_.kv); }
 
   uint64_t epoch() const { return epoch_; }
   const LeaseState& state() const { return state_; }

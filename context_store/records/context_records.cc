@@ -61,14 +61,6 @@ void AddUnfinished(const RecordCommit& commit, int64_t now_s, ContextRecord* rec
                         now_s});
 }
 
-void ForgetUnfinished(const ContextRecord& record, std::string_view context_id,
-                      std::map<std::string, std::string, std::less<>>* by_request) {
-  for (const UnfinishedExchange& exchange : record.unfinished) {
-    const auto known = by_request->find(exchange.request_id);
-    if (known != by_request->end() && known->second == context_id) by_request->erase(known);
-  }
-}
-
 // Page token: place in the order, and id, of the last context returned.
 absl::StatusOr<std::tuple<int64_t, int64_t, std::string>> ParsePageToken(std::string_view token) {
   const std::vector<std::string> parts = absl::StrSplit(ToAbsl(token), absl::MaxSplits(':', 2));
@@ -113,11 +105,11 @@ absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& d
                                                                      LegacyResults former) {
   std::unique_ptr<ContextRecords> records(
       new ContextRecords(db, keys, clock, limits, std::move(former)));
-  std::vector<std::pair<std::string, Entry>> entries;
+  std::vector<std::pair<std::string, ContextHead>> entries;
   const auto visit = [&](std::string_view key, const absl::StatusOr<std::string>& payload) {
     std::string_view app_id, context_id;
     if (!ParseContextKey(key, &app_id, &context_id)) return true;
-    Entry entry{std::string(app_id), {}, payload.status()};
+    ContextHead entry{std::string(app_id), {}, payload.status()};
     if (payload.ok()) {
       entry.damage =
           Annotate(Decode(*payload, &entry.record), absl::StrCat("record ", PrintableKey(key)));
@@ -135,40 +127,11 @@ absl::StatusOr<std::unique_ptr<ContextRecords>> ContextRecords::Load(RecordDb& d
   WITHY_RETURN_IF_ERROR(records->results_.Load(latest_s));
   {
     absl::MutexLock lock(&records->mutex_);
-    for (auto& [context_id, entry] : entries) records->Insert(context_id, std::move(entry));
+    for (auto& [context_id, entry] : entries) {
+      records->heads_.Insert(context_id, std::move(entry));
+    }
   }
   return records;
-}
-
-ContextRecords::Order ContextRecords::OrderOf(std::string_view context_id,
-                                              const ContextRecord& record) {
-  return {-static_cast<int64_t>(record.created_number), -record.created_unix_ns,
-          std::string(context_id)};
-}
-
-void ContextRecords::Insert(std::string_view context_id, Entry entry) {
-  App& app = apps_[entry.app_id];
-  app.contexts.insert(OrderOf(context_id, entry.record));
-  app.text_bytes += entry.record.text_bytes;
-  last_number_ = std::max({last_number_, entry.record.created_number, entry.record.used_number});
-  if (!entry.record.create_request_id.empty()) {
-    app.created.insert_or_assign(entry.record.create_request_id, std::string(context_id));
-  }
-  for (const UnfinishedExchange& exchange : entry.record.unfinished) {
-    app.unfinished.insert_or_assign(exchange.request_id, std::string(context_id));
-  }
-  contexts_.insert_or_assign(std::string(context_id), std::move(entry));
-}
-
-void ContextRecords::Erase(std::string_view context_id) {
-  const auto entry = contexts_.find(std::string(context_id));
-  if (entry == contexts_.end()) return;
-  App& app = apps_[entry->second.app_id];
-  app.contexts.erase(OrderOf(entry->first, entry->second.record));
-  app.text_bytes -= entry->second.record.text_bytes;
-  app.created.erase(entry->second.record.create_request_id);
-  ForgetUnfinished(entry->second.record, entry->first, &app.unfinished);
-  contexts_.erase(entry);
 }
 
 // Registers a running creation, or returns the context that the same request created before.
@@ -176,13 +139,13 @@ absl::StatusOr<std::optional<ContextSummary>> ContextRecords::BeginCreate(
     std::string_view app_id, const NewContext& context, const absl::Status& room) {
   const std::string& request_id = context.request_id;
   absl::MutexLock lock(&mutex_);
-  App& app = apps_[std::string(app_id)];
+  ContextHeads::App& app = heads_.AddApp(app_id);
   if (app.blocked) return absl::AbortedError("the app is being removed");
   if (!request_id.empty()) {
     if (const auto made = app.created.find(request_id); made != app.created.end()) {
-      const Entry& entry = contexts_.at(made->second);
-      WITHY_RETURN_IF_ERROR(CheckSameContent(made->second, entry.record, context));
-      return ContextSummary{made->second, entry.record};
+      const ContextRecord& record = heads_.Find(made->second)->record;
+      WITHY_RETURN_IF_ERROR(CheckSameContent(made->second, record, context));
+      return ContextSummary{made->second, record};
     }
     if (app.creating.contains(request_id)) {
       return absl::AbortedError("a context with this request_id is being created: retry");
@@ -222,7 +185,7 @@ absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, N
   summary.record.text_bytes = BytesIn(context.segments);
   {
     absl::MutexLock lock(&mutex_);
-    summary.record.created_number = summary.record.used_number = ++last_number_;
+    summary.record.created_number = summary.record.used_number = heads_.NextNumber();
   }
   absl::Status written;
   {
@@ -237,21 +200,21 @@ absl::StatusOr<ContextSummary> ContextRecords::Create(std::string_view app_id, N
   }
 
   absl::MutexLock lock(&mutex_);
-  App& app = apps_[std::string(app_id)];
+  ContextHeads::App& app = heads_.AddApp(app_id);
   --app.creations;
   app.creating.erase(context.request_id);
   if (!written.ok()) return written;
-  Insert(summary.context_id, Entry{std::string(app_id), summary.record, absl::OkStatus()});
+  heads_.Insert(summary.context_id, {std::string(app_id), summary.record, absl::OkStatus()});
   return summary;
 }
 
 absl::StatusOr<ContextSummary> ContextRecords::Find(std::string_view app_id,
                                                     std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto entry = contexts_.find(std::string(context_id));
-  if (entry == contexts_.end() || entry->second.app_id != app_id) return NoContext(context_id);
-  if (!entry->second.damage.ok()) return entry->second.damage;
-  return ContextSummary{entry->first, entry->second.record};
+  const ContextHead* head = heads_.Find(context_id);
+  if (head == nullptr || head->app_id != app_id) return NoContext(context_id);
+  if (!head->damage.ok()) return head->damage;
+  return ContextSummary{std::string(context_id), head->record};
 }
 
 absl::StatusOr<std::vector<std::string>> ContextRecords::ReadSegments(
@@ -302,22 +265,22 @@ absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32
         absl::StrCat("page_size ", page_size, ": the limit is ", kMaxPageSize));
   }
   if (page_size == 0) page_size = kDefaultPageSize;
-  Order after(INT64_MIN, INT64_MIN, "");
+  ContextHeads::Order after(INT64_MIN, INT64_MIN, "");
   if (!page_token.empty()) {
     WITHY_ASSIGN_OR_RETURN(after, ParsePageToken(page_token));
   }
   ContextPage page;
   absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return page;
-  const std::set<Order>& contexts = app->second.contexts;
+  const ContextHeads::App* app = heads_.FindApp(app_id);
+  if (app == nullptr) return page;
+  const std::set<ContextHeads::Order>& contexts = app->contexts;
   auto it = contexts.upper_bound(after);
   for (; it != contexts.end() && page.contexts.size() < page_size; ++it) {
-    const Entry& entry = contexts_.at(std::get<2>(*it));
-    if (entry.damage.ok()) page.contexts.push_back({std::get<2>(*it), entry.record});
+    const ContextHead& head = *heads_.Find(std::get<2>(*it));
+    if (head.damage.ok()) page.contexts.push_back({std::get<2>(*it), head.record});
   }
   if (it != contexts.end()) {
-    const Order& last = *std::prev(it);
+    const ContextHeads::Order& last = *std::prev(it);
     page.next_page_token =
         absl::StrCat(std::get<0>(last), ":", std::get<1>(last), ":", std::get<2>(last));
   }
@@ -326,23 +289,23 @@ absl::StatusOr<ContextPage> ContextRecords::List(std::string_view app_id, uint32
 
 std::string ContextRecords::AppOf(std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto found = contexts_.find(std::string(context_id));
-  return found == contexts_.end() ? "" : found->second.app_id;
+  const ContextHead* head = heads_.Find(context_id);
+  return head == nullptr ? "" : head->app_id;
 }
 
 std::vector<std::string> ContextRecords::ContextsOf(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
   std::vector<std::string> ids;
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return ids;
-  for (const Order& order : app->second.contexts) ids.push_back(std::get<2>(order));
+  const ContextHeads::App* app = heads_.FindApp(app_id);
+  if (app == nullptr) return ids;
+  for (const ContextHeads::Order& order : app->contexts) ids.push_back(std::get<2>(order));
   return ids;
 }
 
 uint32_t ContextRecords::CountOf(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  return app == apps_.end() ? 0 : static_cast<uint32_t>(app->second.contexts.size());
+  const ContextHeads::App* app = heads_.FindApp(app_id);
+  return app == nullptr ? 0 : static_cast<uint32_t>(app->contexts.size());
 }
 
 uint64_t ContextRecords::BytesOf(std::string_view app_id) const {
@@ -351,8 +314,8 @@ uint64_t ContextRecords::BytesOf(std::string_view app_id) const {
 }
 
 uint64_t ContextRecords::CountBytes(std::string_view app_id) const {
-  const auto app = apps_.find(app_id);
-  return (app == apps_.end() ? 0 : app->second.text_bytes) + results_.BytesOf(app_id);
+  const ContextHeads::App* app = heads_.FindApp(app_id);
+  return (app == nullptr ? 0 : app->text_bytes) + results_.BytesOf(app_id);
 }
 
 absl::Status ContextRecords::CheckBytes(std::string_view app_id) const {
@@ -369,9 +332,9 @@ absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
                                          std::string_view context_id) const {
   absl::MutexLock lock(&mutex_);
   WITHY_RETURN_IF_ERROR(CheckBytes(app_id));
-  const auto entry = contexts_.find(std::string(context_id));
-  if (entry == contexts_.end()) return absl::OkStatus();
-  const uint64_t tokens = entry->second.record.total_tokens;
+  const ContextHead* head = heads_.Find(context_id);
+  if (head == nullptr) return absl::OkStatus();
+  const uint64_t tokens = head->record.total_tokens;
   if (tokens < limits_.tokens_per_context) return absl::OkStatus();
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
@@ -382,13 +345,13 @@ absl::Status ContextRecords::CheckQuotas(std::string_view app_id,
 
 size_t ContextRecords::size() const {
   absl::MutexLock lock(&mutex_);
-  return contexts_.size();
+  return heads_.all().size();
 }
 
 size_t ContextRecords::damaged() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<size_t>(
-      std::count_if(contexts_.begin(), contexts_.end(),
+      std::count_if(heads_.all().begin(), heads_.all().end(),
                     [](const auto& item) { return !item.second.damage.ok(); }));
 }
 
@@ -409,14 +372,14 @@ absl::Status ContextRecords::Delete(std::string_view app_id, std::string_view co
   WITHY_RETURN_IF_ERROR(results_.DropOfContext(app_id, context_id, &batch, &changes));
   WITHY_RETURN_IF_ERROR(db_.Write(batch));
   absl::MutexLock lock(&mutex_);
-  Erase(context_id);
+  heads_.Erase(context_id);
   results_.Apply(changes);
   return absl::OkStatus();
 }
 
 absl::Status ContextRecords::BlockCreation(std::string_view app_id) {
   absl::MutexLock lock(&mutex_);
-  App& app = apps_[std::string(app_id)];
+  ContextHeads::App& app = heads_.AddApp(app_id);
   if (app.creations > 0) return absl::AbortedError("a context of the app is being created: retry");
   app.blocked = true;
   return absl::OkStatus();
@@ -424,7 +387,7 @@ absl::Status ContextRecords::BlockCreation(std::string_view app_id) {
 
 void ContextRecords::UnblockCreation(std::string_view app_id) {
   absl::MutexLock lock(&mutex_);
-  apps_[std::string(app_id)].blocked = false;
+  heads_.AddApp(app_id).blocked = false;
 }
 
 absl::Status ContextRecords::DeleteResultsOf(std::string_view app_id) {
@@ -447,11 +410,11 @@ absl::StatusOr<std::string> ContextRecords::FindResult(std::string_view app_id,
 absl::Status ContextRecords::CheckUnfinished(std::string_view app_id,
                                              const RequestKey& request) const {
   absl::MutexLock lock(&mutex_);
-  const auto app = apps_.find(app_id);
-  if (app == apps_.end()) return absl::OkStatus();
-  const auto known = app->second.unfinished.find(request.request_id);
-  if (known == app->second.unfinished.end()) return absl::OkStatus();
-  for (const UnfinishedExchange& exchange : contexts_.at(known->second).record.unfinished) {
+  const ContextHeads::App* app = heads_.FindApp(app_id);
+  if (app == nullptr) return absl::OkStatus();
+  const auto known = app->unfinished.find(request.request_id);
+  if (known == app->unfinished.end()) return absl::OkStatus();
+  for (const UnfinishedExchange& exchange : heads_.Find(known->second)->record.unfinished) {
     if (exchange.request_id == request.request_id && exchange.digest != request.digest &&
         !results_.Expired(exchange.broken_s)) {
       return UsedForAnother(request.request_id);
@@ -485,15 +448,7 @@ absl::StatusOr<uint64_t> ContextRecords::Commit(const RecordCommit& commit) {
   absl::MutexLock lock(&mutex_);
   results_.Apply(changes);
   if (commit.context_id.empty()) return 0;
-  const auto entry = contexts_.find(commit.context_id);
-  if (entry == contexts_.end()) return record.revision;
-  App& app = apps_[commit.app_id];
-  ForgetUnfinished(entry->second.record, commit.context_id, &app.unfinished);
-  for (const UnfinishedExchange& exchange : record.unfinished) {
-    app.unfinished.insert_or_assign(exchange.request_id, commit.context_id);
-  }
-  app.text_bytes += record.text_bytes - entry->second.record.text_bytes;
-  entry->second.record = record;
+  heads_.Replace(commit.context_id, record);
   return record.revision;
 }
 
@@ -512,7 +467,7 @@ absl::Status ContextRecords::AddSegments(const RecordCommit& commit, const DataK
   record->dropped = commit.dropped;
   record->last_used_unix_ns = clock_.UnixNanos();
   absl::MutexLock lock(&mutex_);
-  record->used_number = ++last_number_;
+  record->used_number = heads_.NextNumber();
   ++record->revision;
   return absl::OkStatus();
 }

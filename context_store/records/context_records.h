@@ -1,19 +1,16 @@
 // The durable record of every context, its head and its segments, encrypted. Neighbours:
-// request_results.h has the results for retries, record_db.h stores the bytes, context_keys.h has
-// the keys, lease_desk.h ensures that one lease at a time writes a context, lease_table.h has the
-// KV, which is only a cache. Segments are opaque here.
+// context_heads.h has the heads in memory, request_results.h has the results for retries,
+// record_db.h stores the bytes, context_keys.h has the keys, lease_desk.h ensures that one lease at
+// a time writes a context, lease_table.h has the KV, which is only a cache. Segments are opaque
+// here.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -21,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "context_store/records/context_heads.h"
 #include "context_store/records/context_keys.h"
 #include "context_store/records/record_codec.h"
 #include "context_store/records/record_db.h"
@@ -164,33 +162,11 @@ class ContextRecords {
                                          std::string_view digest) const;
 
  private:
-  struct Entry {
-    std::string app_id;
-    ContextRecord record;
-    absl::Status damage;  // not OK: the head is unreadable
-  };
-  // Newest first: negated number and time of creation, then id. Contexts of former builds have the
-  // number 0, and are older than all others.
-  using Order = std::tuple<int64_t, int64_t, std::string>;
-  struct App {
-    std::set<Order> contexts;
-    std::map<std::string, std::string, std::less<>> created;  // request id -> context id
-    std::set<std::string, std::less<>> creating;              // request ids
-    // Answers that broke off: request id -> context id.
-    std::map<std::string, std::string, std::less<>> unfinished;
-    uint32_t creations = 0;  // in progress, with or without request id
-    uint64_t text_bytes = 0;
-    bool blocked = false;
-  };
-
   ContextRecords(RecordDb& db, ContextKeys& keys, const Clock& clock, ContextLimits limits,
                  LegacyResults former);
 
-  static Order OrderOf(std::string_view context_id, const ContextRecord& record);
   uint64_t CountBytes(std::string_view app_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckBytes(std::string_view app_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  void Insert(std::string_view context_id, Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Erase(std::string_view context_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::optional<ContextSummary>> BeginCreate(std::string_view app_id,
                                                             const NewContext& context,
                                                             const absl::Status& room);
@@ -208,9 +184,7 @@ class ContextRecords {
   RequestResults results_;  // its lock is taken behind mutex_
 
   mutable absl::Mutex mutex_;
-  std::unordered_map<std::string, Entry> contexts_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, App, std::less<>> apps_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;  // of creations and uses
+  ContextHeads heads_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace withy::context_store

@@ -88,7 +88,7 @@ int64_t Prober::MeasureNext() {
 absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
   const policy::Doubt& doubt = work.doubt;
   const uint32_t percent = full ? policy::kFullPercent : doubt.level_percent;
-  const policy::LiveCorrection live = workers_.Live(work.lane);
+  policy::LiveCorrection live = workers_.Live(work.lane);
   WITHY_ASSIGN_OR_RETURN(policy::Observation seen,
                          Ask(work, percent, policy::ProbeTokens(doubt, live)));
   if (percent != policy::kFullPercent) seen.level = doubt.level;
@@ -99,17 +99,15 @@ absl::StatusOr<double> Prober::Measure(const Work& work, bool full) {
   seen.level_percent = percent;
   seen.full_alone = percent == policy::kFullPercent;
   seen.probe = true;
-  const double slowdown = workers_.Slowdown(work.lane);
-  if (seen.level.has_value()) seen.level = policy::AtSlowdown(*seen.level, slowdown);
-  const policy::Prediction predicted =
-      policy::Predict(policy::AtSlowdown(doubt.cost, slowdown), live,
-                      {.prefill_tokens = seen.prefilled_tokens,
-                       .max_tokens = policy::kProbeAnswerTokens,
-                       .level = seen.level,
-                       .resident_tokens = seen.resident_tokens,
-                       .level_percent = percent,
-                       .answer_tokens = seen.decoded_tokens + 1.0},
-                      policy::Load{});
+  live.slowdown = workers_.Live(work.lane).slowdown;  // as the probe has found it
+  const policy::Prediction predicted = policy::Predict(doubt.cost, live,
+                                                       {.prefill_tokens = seen.prefilled_tokens,
+                                                        .max_tokens = policy::kProbeAnswerTokens,
+                                                        .level = seen.level,
+                                                        .resident_tokens = seen.resident_tokens,
+                                                        .level_percent = percent,
+                                                        .answer_tokens = seen.decoded_tokens + 1.0},
+                                                       policy::Load{});
   workers_.Learn(work.lane, doubt.cost, seen);
   probes_.Add();
   const double tpot_ms = seen.decoded_tokens > 0 ? seen.decode_ms / seen.decoded_tokens : 0;

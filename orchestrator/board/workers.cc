@@ -44,7 +44,7 @@ absl::StatusOr<WorkerInfo> Workers::Get(Lane lane, absl::Time deadline, bool wai
     if (!known.cost.empty()) known.live = policy::ForNewCost(known.live);
     known.cost = std::move(cost);
   }
-  if (fresh->board_slowdown() > 0) known.slowdown = Bounded(fresh->board_slowdown());
+  if (fresh->board_slowdown() > 0) known.live.slowdown = Bounded(fresh->board_slowdown());
   known.info = fresh;
   known.expires_ns = clock_.SteadyNanos() + kInfoTtlNs;
   return fresh;
@@ -81,21 +81,14 @@ policy::LiveCorrection Workers::Live(Lane lane) const {
 void Workers::TellSlowdown(Lane lane, double slowdown) {
   if (!(slowdown > 0)) return;  // an older worker, or one that has not computed yet
   absl::MutexLock lock(&mutex_);
-  Of(lane).slowdown = Bounded(slowdown);
-}
-
-double Workers::Slowdown(Lane lane) const {
-  absl::MutexLock lock(&mutex_);
-  return known_[static_cast<size_t>(lane)].slowdown;
+  Of(lane).live.slowdown = Bounded(slowdown);
 }
 
 void Workers::Learn(Lane lane, const policy::CostParameters& cost,
                     const policy::Observation& seen) {
   absl::MutexLock lock(&mutex_);
-  Known& known = Of(lane);
-  policy::Observation now = seen;
-  if (now.level.has_value()) now.level = policy::AtSlowdown(*now.level, known.slowdown);
-  known.live = policy::Learn(policy::AtSlowdown(cost, known.slowdown), known.live, now);
+  policy::LiveCorrection& live = Of(lane).live;
+  live = policy::Learn(cost, live, seen);
 }
 
 }  // namespace withy::orchestrator

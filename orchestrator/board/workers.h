@@ -38,11 +38,9 @@ class Workers {
   // that there are.
   absl::StatusOr<policy::Lane> FindLane(const std::string& model, absl::Time deadline);
 
-  // What the worker last told of its board's speed (policy/board/board_speed.h); 1: nothing yet.
-  // Times that predict calls are scaled by it, and what calls teach corrects the scaled times.
+  // The worker has told its board's speed: LiveCorrection::slowdown from now on. Not above zero:
+  // nothing is known of it.
   void TellSlowdown(policy::Lane lane, double slowdown);
-  double Slowdown(policy::Lane lane) const;
-
   policy::LiveCorrection Live(policy::Lane lane) const;
   void Learn(policy::Lane lane, const policy::CostParameters& cost,
              const policy::Observation& seen);
@@ -52,8 +50,7 @@ class Workers {
     WorkerInfo info;
     int64_t expires_ns = 0;
     policy::LiveCorrection live;
-    std::string cost;     // that `live` corrects, on the wire
-    double slowdown = 1;  // of its board
+    std::string cost;  // that `live` corrects, on the wire
   };
   Known& Of(policy::Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return known_[static_cast<size_t>(lane)];

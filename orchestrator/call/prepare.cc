@@ -155,13 +155,10 @@ void Preparation::LimitHeat(policy::CallPlanInput* input) const {
 
 absl::StatusOr<policy::CallPlanInput> Preparation::Input() {
   const ModelLimits limits = Limits();
-  const double slowdown = parts_.workers.Slowdown(out_.lane);
-  const policy::CostParameters measured = wire::CostFromWire(out_.worker->cost());
-  out_.cost = policy::AtSlowdown(measured, slowdown);
+  out_.cost = wire::CostFromWire(out_.worker->cost());
   const std::vector<policy::LevelCost> costs = wire::LevelsFromWire(out_.worker->cost());
   for (const uint32_t percent : limits.levels_percent) {
-    const policy::CostParameters level = policy::CostOfLevel(measured, costs, percent);
-    levels_.push_back({percent, policy::AtSlowdown(level, slowdown)});
+    levels_.push_back({percent, policy::CostOfLevel(out_.cost, costs, percent)});
   }
   policy::CallPlanInput input;
   input.app = app_id_;

@@ -19,6 +19,7 @@ void PassShape::Add(const LevelPace& pace, int32_t added, int32_t depth, bool de
   depth_ms +=
       decodes ? added * token_depth_ms * depth : added * row_depth_ms * (depth + added / 2.0);
   rows += added;
+  if (!decodes) prompt_rows += added;
 }
 
 PassFit::PassFit(bool many_rows) {
@@ -68,14 +69,14 @@ void PassFit::Learn(const PassShape& shape, double ratio) {
 }
 
 double BoardSpeed::PredictMs(const PassShape& shape) const {
-  const PassFit& fit = shape.many_rows() ? many_ : few_;
-  return pace_ * fit.Ratio(shape) * shape.ExpectedMs();
+  return pace_ * FitOf(shape).Ratio(shape) * shape.ExpectedMs();
 }
 
-double BoardSpeed::Observe(const PassShape& shape, double ms) {
+void BoardSpeed::Observe(const PassShape& shape, double ms) {
   const double expected = shape.ExpectedMs();
-  if (!(expected > 0) || !(ms > 0) || shape.rows < 1 || !std::isfinite(ms + expected)) return 1;
-  if (std::exchange(behind_prompt_, shape.many_rows()) && !shape.many_rows()) return 1;
+  if (!(expected > 0) || !(ms > 0) || shape.rows < 1 || !std::isfinite(ms + expected)) return;
+  if (std::exchange(behind_prompt_, shape.many_rows()) && !shape.many_rows()) return;
+  if (shape.many_rows() && shape.prompt_rows > 0) last_prompt_ = shape;
   PassFit& fit = shape.many_rows() ? many_ : few_;
   const double predicted = PredictMs(shape);
   const double error = std::log(ms / predicted);
@@ -85,8 +86,7 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
   ++passes_;
   // While a kind of pass is new, its times tell about the fit, not about the board.
   if (fit.passes() < kRecentPasses) {
-    fit.Learn(shape, ms / (pace_ * expected));
-    return 1;
+    return fit.Learn(shape, ms / (pace_ * expected));
   }
   const double told_ms = predicted / pace_ * told_;
   const double pace_change = ObserveTold(of_told);
@@ -100,7 +100,12 @@ double BoardSpeed::Observe(const PassShape& shape, double ms) {
   // board.
   for (double& block : blocks_) block = std::max(1.0, block / pace_change);
   if (pace_change != 1) block_ms_ = block_predicted_ms_ = 0;
-  return pace_change * ObserveStalls(told_ms * pace_change, ms);
+  ObserveStalls(told_ms * pace_change, ms);
+}
+
+double BoardSpeed::slowdown() const {
+  const double slowdown = told_ * stalls_;
+  return std::abs(std::log(slowdown)) > kUsualPassError ? slowdown : 1;
 }
 
 // Returns the factor by which the pace is found to have changed.
@@ -117,12 +122,11 @@ double BoardSpeed::ObserveTold(double error) {
   return 1;
 }
 
-// Returns the factor by which the stalls' share is found to have changed: the median of the last
-// blocks, so that one stall, however long, makes none.
-double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
+// The stalls' share is the median of the last blocks, so that one stall, however long, makes none.
+void BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
   block_ms_ += ms;
   block_predicted_ms_ += predicted_ms;
-  if (block_predicted_ms_ < kStallBlockMs) return 1;
+  if (block_predicted_ms_ < kStallBlockMs) return;
   blocks_[blocks_seen_++ % kStallBlocks] =
       std::clamp(block_ms_ / block_predicted_ms_, 1.0, kMaxRatio);
   block_ms_ = block_predicted_ms_ = 0;
@@ -130,11 +134,8 @@ double BoardSpeed::ObserveStalls(double predicted_ms, double ms) {
   std::sort(sorted.begin(), sorted.end());
   const double median = sorted[kStallBlocks / 2];
   const double to = median < kStallsThatCount ? 1 : median;
-  const double change = to / stalls_;
-  if (change == 1) return 1;
   if ((to == 1) != (stalls_ == 1)) ++changes_;
   stalls_ = to;
-  return change;
 }
 
 // Errors to one side add up beyond what is usual; each counts for little, so that it takes several.

@@ -2,8 +2,8 @@
 // contexts, each as calibrated, corrected by what passes took. One factor for all of it is the
 // board's speed, which may change within a few passes (a busy neighbour, heat): a change is
 // detected and believed at once, while one stall moves little. Pure. Neighbours: step_learner.h
-// feeds it in the worker, which tells the factor to the orchestrator; there cost_parameters.h
-// scales by it.
+// feeds it in the worker, which tells the factor to the orchestrator; there live_correction.h
+// has it.
 #pragma once
 
 #include <array>
@@ -21,6 +21,7 @@ struct PassShape {
   double rows_ms = 0;     // its rows, each as one of many of a prompt, at depth 0
   double depth_ms = 0;    // what the depth of its rows adds
   int32_t rows = 0;
+  int32_t prompt_rows = 0;  // of these, those of prompts
   bool many_rows() const { return rows >= kManyRows; }
   // Adds rows of one call, `depth` tokens deep, at a level of that pace.
   void Add(const LevelPace& pace, int32_t added, int32_t depth, bool decodes);
@@ -61,18 +62,18 @@ class BoardSpeed {
 
   // What most passes like it take: one that is not stalled.
   double PredictMs(const PassShape& shape) const;
-  // A pass took `ms`. Returns the factor by which the board's speed is found to have changed; 1:
-  // it has not. Times and shapes that are not above zero teach nothing, nor does a pass of few rows
-  // right behind one of many, which left its weights out of the caches.
-  double Observe(const PassShape& shape, double ms);
+  // Ratio of what passes like it take together, stalls included, to what they take as calibrated.
+  double Ratio(const PassShape& shape) const { return told_ * stalls_ * FitOf(shape).Ratio(shape); }
+  // That of passes like the last one of many rows of prompts.
+  double PromptRatio() const { return Ratio(last_prompt_); }
+  // A pass took `ms`. Times and shapes that are not above zero teach nothing, nor does a pass of
+  // few rows right behind one of many, which left its weights out of the caches.
+  void Observe(const PassShape& shape, double ms);
 
   // Ratio of what passes take now, stalls included, to what they take at the calibrated speed;
-  // above 1: slower.
-  double slowdown() const { return told_ * stalls_; }
-  // Ratio of what passes take together to what they would take without stalls. A neighbour that
-  // takes half of a core's time slices leaves most short passes as they are, and makes a few of
-  // them ten times as long: then this is 2. At least 1.
-  double stalls() const { return stalls_; }
+  // above 1: slower. 1 where it is no further off than predictions usually are: that is a matter of
+  // the passes' shapes, which whoever predicts calls learns from calls.
+  double slowdown() const;
   uint32_t changes() const { return changes_; }
   uint32_t passes() const { return passes_; }
   // Median of the errors of the last predictions, made before each pass; share. 0: none yet.
@@ -81,16 +82,21 @@ class BoardSpeed {
  private:
   static constexpr size_t kErrors = 64;  // that MedianError() looks at
 
+  const PassFit& FitOf(const PassShape& shape) const { return shape.many_rows() ? many_ : few_; }
   bool Detect(double error);
   double RecentMedian() const;
   double ObserveTold(double error);
-  double ObserveStalls(double predicted_ms, double ms);
+  void ObserveStalls(double predicted_ms, double ms);
 
   PassFit few_;
   PassFit many_;
+  PassShape last_prompt_ = {.rows_ms = 1, .rows = kManyRows};
   bool behind_prompt_ = false;  // the last pass had many rows
   double pace_ = 1;  // what passes take now, stalls aside: follows within a few, for predictions
   double told_ = 1;  // the slowdown without stalls: follows slowly, or when a change is found
+  // Ratio of what passes take together to what they would take without stalls. A neighbour that
+  // takes half of a core's time slices leaves most short passes as they are, and makes a few of
+  // them ten times as long: then this is 2. At least 1.
   double stalls_ = 1;
   uint32_t passes_ = 0;
   uint32_t changes_ = 0;

@@ -79,18 +79,6 @@ LevelShare ShareOfLevel(std::span<const LevelCost> levels, uint32_t percent) {
   return {share, share};
 }
 
-CostParameters AtSlowdown(CostParameters cost, double slowdown) {
-  const double factor = slowdown / cost.slowdown;
-  for (double* us :
-       {&cost.prefill_us_per_token, &cost.decode_us_per_token, &cost.decode_us_per_extra_row,
-        &cost.decode_us_per_context_token, &cost.prefill_us_per_context_token}) {
-    *us *= factor;
-  }
-  for (PrefillPoint& point : cost.prefill) point.us *= factor;
-  cost.slowdown = slowdown;
-  return cost;
-}
-
 CostParameters Scaled(const CostParameters& full, const LevelShare& share) {
   CostParameters scaled = full;
   scaled.prefill_us_per_token *= share.prefill;

@@ -31,13 +31,7 @@ struct CostParameters {
   std::vector<PrefillPoint> prefill = {};
   // That each token of the context before adds to each token of a prompt; 0 = not known.
   double prefill_us_per_context_token = 0;
-  // The board's slowdown (board_speed.h) that the times contain; 1 = they are as measured.
-  double slowdown = 1;
 };
-
-// The same work on a board that is `slowdown` (> 0) times as slow as when `cost` was measured,
-// whatever slowdown its times contain.
-CostParameters AtSlowdown(CostParameters cost, double slowdown);
 
 // What a piece of work takes in milliseconds as calibrated, in two parts that are wrong for
 // different reasons: weights are read and multiplied whatever the context, attention reads it all.
@@ -46,6 +40,10 @@ struct Work {
   double depth_ms = 0;
   double ms() const { return base_ms + depth_ms; }
 };
+// The same on a board that is `slowdown` times as slow.
+inline Work operator*(const Work& work, double slowdown) {
+  return {work.base_ms * slowdown, work.depth_ms * slowdown};
+}
 
 // `tokens` after a context of `resident` ones: linear between measured lengths, and from the last
 // two on. Where it is not known what depth adds, what `tokens` take at least is what they would

@@ -53,17 +53,18 @@ Work ObservedStep(const CostParameters& cost, const CostParameters& own, const O
                   {std::max(seen.mean_decode_rows, 1.0) - 1, seen.other_depth_tokens});
 }
 
-MeasuredSpeed LearnSpeed(const CostParameters& cost, const MeasuredSpeed& speed,
+MeasuredSpeed LearnSpeed(const CostParameters& cost, const MeasuredSpeed& speed, double slowdown,
                          const Observation& seen, double weight) {
   const CostParameters& own = seen.level.has_value() ? *seen.level : cost;
   MeasuredSpeed next = speed;
-  next.prefill.Learn(ObservedPrefill(own, seen), seen.prefill_ms, kShortPrefillMs, weight);
+  next.prefill.Learn(ObservedPrefill(own, seen) * slowdown, seen.prefill_ms, kShortPrefillMs,
+                     weight);
   if (seen.overhead_ms >= 0 && std::isfinite(seen.overhead_ms)) {
     // Waiting that the report did not name must not pass for overhead.
     next.overhead_ms += Correction(seen.overhead_ms, speed.overhead_ms, kLeastOverheadSurpriseMs,
                                    weight, &next.overhead_surprises);
   }
-  const Work step = ObservedStep(cost, own, seen);
+  const Work step = ObservedStep(cost, own, seen) * slowdown;
   next.step.Learn(step, MeasuredStepMs(speed, seen), kShortStepMs, weight);
   LearnRamp(seen, step, next.step, &next.ramp);
   return next;
@@ -79,10 +80,10 @@ void LearnBiases(const CostParameters& cost, const Observation& seen, LiveCorrec
   }
   const double weight = seen.probe ? kProbeWeight : kBiasWeight;
   if (seen.prefilled_tokens > 0) {
-    LearnBias(seen.prefill_ms, live->prefill.Ms(ObservedPrefill(own, seen)) * found->prefill,
-              weight, &found->prefill);
+    LearnBias(seen.prefill_ms, live->PrefillMs(ObservedPrefill(own, seen)) * found->prefill, weight,
+              &found->prefill);
   }
-  LearnBias(MeasuredStepMs(*live, seen), live->step.Ms(ObservedStep(cost, own, seen)) * found->step,
+  LearnBias(MeasuredStepMs(*live, seen), live->StepMs(ObservedStep(cost, own, seen)) * found->step,
             weight, &found->step);
 }
 
@@ -140,12 +141,12 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
   LiveCorrection next = live;
   LearnBiases(cost, seen, &next);  // by the pace that predicted
   static_cast<MeasuredSpeed&>(next) =
-      LearnSpeed(cost, live, seen, seen.probe ? kProbeWeight : kFitWeight);
+      LearnSpeed(cost, live, live.slowdown, seen, seen.probe ? kProbeWeight : kFitWeight);
   const bool answered = seen.prefilled_tokens > 0 || seen.decoded_tokens > 0;
   if (seen.full_alone && answered) {
     ++next.idle_calls;
     const double weight = std::clamp(1.0 / next.idle_calls, kIdleWeight, kFitWeight);
-    next.idle = LearnSpeed(cost, live.idle, seen, weight);
+    next.idle = LearnSpeed(cost, live.idle, live.slowdown, seen, weight);
   }
   if (seen.tlm_bytes > 0 && seen.tlm_ms > 0) {
     next.tlm_us_per_byte =

@@ -7,20 +7,20 @@
 namespace withy::policy {
 namespace {
 
-double PrefillMs(const CostParameters& cost, const MeasuredSpeed& live, double tokens,
+double PrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
                  double resident) {
-  return tokens > 0 ? live.prefill.Ms(PrefillWork(cost, tokens, resident)) : 0;
+  return tokens > 0 ? live.PrefillMs(PrefillWork(cost, tokens, resident)) : 0;
 }
 
 // One decode step of the others alone.
-double StepMs(const CostParameters& cost, const MeasuredSpeed& live, const OtherRows& others) {
+double StepMs(const CostParameters& cost, const LiveCorrection& live, const OtherRows& others) {
   if (others.rows <= 0) return 0;
   const double row_depth = others.depth / others.rows;
-  return live.step.Ms(StepWork(cost, cost, row_depth, {others.rows - 1, others.depth - row_depth}));
+  return live.StepMs(StepWork(cost, cost, row_depth, {others.rows - 1, others.depth - row_depth}));
 }
 
 double RowMs(const CostParameters& cost, const LiveCorrection& live) {
-  return cost.decode_us_per_extra_row * live.step.ratio() / 1e3;
+  return cost.decode_us_per_extra_row * live.slowdown * live.step.ratio() / 1e3;
 }
 
 // `rows` of the calls that run and wait, as deep as those are on the average in the middle of what
@@ -115,14 +115,14 @@ Prediction Predict(const CostParameters& cost, const LiveCorrection& live, const
   // A step is as deep as the middle of the answer.
   const double depth = call.resident_tokens + call.prefill_tokens + out.answer_tokens / 2;
   const double token_ms =
-      live.step.Ms(StepWork(cost, own, depth, decoding)) * bias.step / call.speedup;
-  out.growth_ms = own.decode_us_per_context_token / 1e3 * live.step.depth_ratio() * bias.step / 2 /
-                  call.speedup;
+      live.StepMs(StepWork(cost, own, depth, decoding)) * bias.step / call.speedup;
+  out.growth_ms = own.decode_us_per_context_token / 1e3 * live.slowdown * live.step.depth_ratio() *
+                  bias.step / 2 / call.speedup;
   out.ramp_ms = live.ramp.Steps() * token_ms;
   out.tpot_ms = token_ms + out.ramp_ms / (out.answer_tokens - 1);
   out.end_to_end_ms = EndToEnd(out.ttft_ms, out.TpotMs(call.max_tokens), call.max_tokens);
   const double step_ms =
-      live.step.Ms(StepWork(cost, own, depth, /*others=*/{})) * bias.step / call.speedup;
+      live.StepMs(StepWork(cost, own, depth, /*others=*/{})) * bias.step / call.speedup;
   out.newcomers = load.arrivals_per_ms *
                   (call.tlm_ms + own_prefill_ms + (answer + live.ramp.Steps()) * step_ms);
   return out;
@@ -137,15 +137,15 @@ Prediction PredictFullIdle(const CostParameters& cost, const LiveCorrection& liv
   LiveCorrection idle = live;
   static_cast<MeasuredSpeed&>(idle) = live.idle;
   idle.biases.clear();
-  // What slows the board now is no part of its idle speed.
-  return Predict(AtSlowdown(cost, 1), idle, full, Load{});
+  idle.slowdown = 1;  // what slows the board now is no part of its idle speed
+  return Predict(cost, idle, full, Load{});
 }
 
 double ForeignPrefillMs(const CostParameters& cost, const LiveCorrection& live, double tokens,
                         double context_tokens) {
   return (tokens * cost.prefill_us_per_token * live.prefill.ratio() +
-          context_tokens * cost.prefill_us_per_context_token * live.prefill.depth_ratio()) /
-         1e3;
+          context_tokens * cost.prefill_us_per_context_token * live.prefill.depth_ratio()) *
+         live.slowdown / 1e3;
 }
 
 CallDemand DemandOf(const CostParameters& cost, const LiveCorrection& live, const CallShape& call,

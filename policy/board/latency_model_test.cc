@@ -103,6 +103,17 @@ TEST(LatencyModelTest, TheTlmsTimeIsPartOfTheFirstToken) {
   EXPECT_DOUBLE_EQ(PredictFullIdle(kCost, kNeutral, call).ttft_ms, 100) << "not of a ratio's base";
 }
 
+TEST(LatencyModelTest, WhatTheWorkerTellsOfItsBoardScalesAllComputing) {
+  LiveCorrection slow = kNeutral;
+  slow.slowdown = 2;
+  CallShape call{100, 11, {}};
+  call.tlm_ms = 7;
+  EXPECT_DOUBLE_EQ(Predict(kCost, slow, call, Load{}).ttft_ms, 207);
+  EXPECT_DOUBLE_EQ(Predict(kCost, slow, call, Load{}).tpot_ms, 40);
+  EXPECT_DOUBLE_EQ(ForeignPrefillMs(kCost, slow, 10, 0), 20);
+  EXPECT_DOUBLE_EQ(PredictFullIdle(kCost, slow, call).ttft_ms, 100) << "not of a ratio's base";
+}
+
 TEST(LatencyModelTest, WaitsForWhatTheRunningCallsCanBear) {
   Load load{.running = {{0, 50}}, .ahead = {}, .slots = 4, .piece_ms = 50};
   EXPECT_EQ(Predict(kCost, kNeutral, {100, 1, {}}, load).wait_ms, 0) << "it has no SLO";

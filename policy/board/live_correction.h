@@ -1,5 +1,6 @@
-// What finished calls have taught of this board: how far calibrated times are off, how reliable
-// predictions are, how long answers get. Plain data, copied freely. Neighbours: latency_learning.h
+// What is known of a board beside its calibrated times: how slow its worker says that it is, and
+// what finished calls have taught: how far those times are off, how reliable predictions are, how
+// long answers get. Plain data, copied freely. Neighbours: latency_learning.h
 // moves it, latency_model.h predicts by it.
 #pragma once
 
@@ -57,7 +58,12 @@ struct LiveCorrection : MeasuredSpeed {
   std::vector<AppHistory> apps = {};   // the one that called last stands last
   std::vector<LevelBias> biases = {};  // of levels that have answered
   uint64_t idle_calls = 0;             // that `idle` was learnt from
+  // The board's, as its worker told it last (board_speed.h). Calibrated times are multiplied by it,
+  // and the rest of this corrects the products.
+  double slowdown = 1;
 
+  double PrefillMs(const Work& calibrated) const { return prefill.Ms(calibrated * slowdown); }
+  double StepMs(const Work& calibrated) const { return step.Ms(calibrated * slowdown); }
   LevelBias Bias(uint32_t percent) const;
   // Those of all calls until the app has called.
   const Reliability& ReliabilityOf(std::string_view app) const;

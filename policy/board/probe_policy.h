@@ -32,7 +32,7 @@ inline uint32_t ProbeTokens(const Doubt& doubt, const LiveCorrection& live) {
   uint32_t tokens = std::max(1u, doubt.prompt_tokens);
   // A word may be several tokens.
   if (doubt.window > 0) tokens = std::min(tokens, std::max(1u, doubt.window / 4));
-  while (tokens > 1 && live.prefill.Ms(PrefillWork(doubt.level, tokens)) > kMostProbeMs) {
+  while (tokens > 1 && live.PrefillMs(PrefillWork(doubt.level, tokens)) > kMostProbeMs) {
     tokens /= 2;
   }
   return tokens;

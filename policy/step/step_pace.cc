@@ -23,14 +23,4 @@ double StepPaceEstimate::WholeMs() const {
   return *middle;
 }
 
-void Slowdown::Observe(double ms, double expected_ms) {
-  if (expected_ms > 0)
-    value_ +=
-        kSlowdownWeight * (std::clamp(ms / expected_ms, 1 / kMostSlowdown, kMostSlowdown) - value_);
-}
-
-void Slowdown::Scale(double factor) {
-  value_ = std::clamp(value_ * factor, 1 / kMostSlowdown, kMostSlowdown);
-}
-
 }  // namespace withy::policy

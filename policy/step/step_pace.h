@@ -1,5 +1,5 @@
-// How fast steps are: the one under way, from its first part, and all of late. Fed state machines;
-// not thread-safe. Neighbours: prompt_level.h and step_learner.h use them.
+// How fast the step under way is, from its first part. A fed state machine; not thread-safe.
+// Neighbour: prompt_level.h uses it.
 #pragma once
 
 #include <array>
@@ -29,19 +29,6 @@ class StepPaceEstimate {
   size_t known_ = 0;
   double done_ = 0;  // at the last look
   double ms_ = 0;
-};
-
-// Ratio of what rows of prompts took of late to LevelPace.
-class Slowdown {
- public:
-  double value() const { return value_; }
-  // A step took `ms` whose rows take `expected_ms` by LevelPace.
-  void Observe(double ms, double expected_ms);
-  // All passes take `factor` times what they took.
-  void Scale(double factor);
-
- private:
-  double value_ = 1;
 };
 
 }  // namespace withy::policy

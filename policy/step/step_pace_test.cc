@@ -5,16 +5,6 @@
 namespace withy::policy {
 namespace {
 
-TEST(SlowdownTest, FollowsWhatIsSeen) {
-  Slowdown slowdown;
-  for (int i = 0; i < 50; ++i) slowdown.Observe(150, 100);
-  EXPECT_NEAR(slowdown.value(), 1.5, 0.01);
-  slowdown.Observe(1e6, 100);
-  EXPECT_LT(slowdown.value(), 2.1) << "one stall is not the pace";
-  slowdown.Observe(100, 0);
-  EXPECT_LT(slowdown.value(), 2.1) << "nothing was expected";
-}
-
 TEST(StepPaceEstimateTest, TellsWhatTheRestTakes) {
   StepPaceEstimate step;
   EXPECT_EQ(step.next_look(), 0.04);

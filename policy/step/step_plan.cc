@@ -52,6 +52,7 @@ class Planner {
     for (StepEntry& entry : plan.entries) entry.call = indices[entry.call];
     for (const StepEntry& entry : plan.entries) {
       const StepCall& call = calls_[entry.call];
+      plan.shape.Add(inputs_.levels[LevelOf(call)], entry.rows, call.depth, entry.decode);
       for (int32_t row = 0; row < entry.rows; ++row) {
         plan.expected_ms += inputs_.levels[LevelOf(call)].RowsMs(1, call.depth + row);
       }

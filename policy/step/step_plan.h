@@ -3,11 +3,11 @@
 // and pace.h decide the parts; step_learner.h learns from the step that ran. The worker and the
 // simulated board of bench/ both call it:
 //
-//   StepPlan plan = PlanStep({.levels = levels, .calls = calls, .slowdown = learner.slowdown(),
+//   StepPlan plan = PlanStep({.levels = levels, .calls = calls, .slowdown = learner.slowdown(now),
 //                             .sizer = learner.sizer(), .now_ns = now});
 //   // lower the levels of plan.level_changes, compute plan.entries; while that takes:
 //   StepPlan between = PlanStep({..., .under_way = StepUnderWay{...}});  // empty: nothing preempts
-//   learner.Observe(plan, took_ms);
+//   learner.Observe(plan, {.ms = took_ms, .started_ns = now, .ended_ns = ...});
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "policy/board/board_speed.h"
 #include "policy/call/pace.h"
 #include "policy/call/prompt_level.h"
 #include "policy/call/turn.h"
@@ -82,6 +83,7 @@ struct StepPlan {
   std::vector<LevelChange> level_changes;  // made before the rows, and also without any
   std::vector<StepEntry> entries;          // one a call, answers first
   double expected_ms = 0;                  // of its rows, by LevelPace
+  PassShape shape = {};                    // the pass that it takes
 
   bool empty() const { return entries.empty(); }
   bool has_prefill() const;

@@ -1,7 +1,6 @@
 #include "serving/call/call_lifecycle.h"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -25,6 +24,46 @@ size_t TaskLimit(const SchedulerOptions& options) {
   return static_cast<size_t>(4 * (options.max_batch + options.queue_limit) + 16);
 }
 
+// Tickets of the calls for which `holds`: what follows may end calls.
+template <typename Holds>
+std::vector<Ticket> TicketsOf(const Calls& calls, Holds holds) {
+  std::vector<Ticket> tickets;
+  for (const auto& [ticket, call] : calls) {
+    if (holds(*call)) tickets.push_back(ticket);
+  }
+  return tickets;
+}
+
+Call* FindCall(const Calls& calls, Ticket ticket) {
+  const auto it = calls.find(ticket);
+  return it == calls.end() ? nullptr : it->second.get();
+}
+
+// Calls that wait and may start now, in their order.
+std::vector<Call*> CallsToStart(const Calls& calls, int32_t max_batch, int64_t now_ns) {
+  std::vector<policy::WaitingCall> waiting;
+  std::vector<Call*> candidates;
+  std::vector<std::string_view> busy;
+  size_t active = 0;
+  for (const auto& [ticket, call] : calls) {
+    const std::string_view context = call->request.context_id;
+    if (call->phase == CallPhase::kWaiting) {
+      waiting.push_back({.turn = call->turn, .context = context});
+      candidates.push_back(call.get());
+      continue;
+    }
+    if (!context.empty()) busy.push_back(context);
+    if (call->phase != CallPhase::kCommitting) ++active;
+  }
+  std::vector<Call*> starts;
+  if (waiting.empty()) return starts;
+  const size_t slots = static_cast<size_t>(max_batch) - active;
+  for (const size_t i : policy::ChooseStarts(waiting, busy, slots, now_ns)) {
+    starts.push_back(candidates[i]);
+  }
+  return starts;
+}
+
 }  // namespace
 
 CallLifecycle::CallLifecycle(engine::Model& model, const SessionEnv& env, LeaseSource& leases,
@@ -37,11 +76,6 @@ CallLifecycle::CallLifecycle(engine::Model& model, const SessionEnv& env, LeaseS
       leases_(env, leases, parts.inbox, *this, parts.clock, parts.metrics, TaskLimit(options)),
       runner_(model, runner, calls_, parts.inbox, *this, parts.clock, parts.metrics) {}
 
-Call* CallLifecycle::Find(Ticket ticket) {
-  const auto it = calls_.find(ticket);
-  return it == calls_.end() ? nullptr : it->second.get();
-}
-
 void CallLifecycle::Enqueue(std::unique_ptr<Call> call) {
   if (!call->request.rebuild) {
     CancelRebuilds();
@@ -53,9 +87,18 @@ void CallLifecycle::Enqueue(std::unique_ptr<Call> call) {
 }
 
 bool CallLifecycle::RunRound() {
-  StopStalled();
+  const int64_t now = clock_.SteadyNanos();
+  const auto stalled = [&](const Call& call) {
+    return call.phase == CallPhase::kRunning && call.paused_since_ns != 0 &&
+           now - call.paused_since_ns > kStalledReaderNs;
+  };
+  for (const Ticket ticket : TicketsOf(calls_, stalled)) {
+    Stop(ticket, absl::ResourceExhaustedError(absl::StrCat(
+                     "the answer was ended: nothing of it was read for ",
+                     kStalledReaderNs / kNanosPerSecond, " s; read the stream as it comes")));
+  }
   FollowLoads();
-  StartCalls();
+  for (Call* call : CallsToStart(calls_, max_batch_, clock_.SteadyNanos())) Open(*call);
   const bool computed = runner_.Step();
   PublishLoad();
   return computed;
@@ -73,33 +116,11 @@ absl::Duration CallLifecycle::IdleWait() const {
 }
 
 void CallLifecycle::CancelRebuilds() {
-  std::vector<Ticket> rebuilds;
-  for (const auto& [ticket, call] : calls_) {
-    if (call->request.rebuild && call->phase != CallPhase::kCommitting) rebuilds.push_back(ticket);
-  }
-  for (const Ticket ticket : rebuilds) Fail(*Find(ticket), Interrupted());
-}
-
-void CallLifecycle::StartCalls() {
-  std::vector<policy::WaitingCall> waiting;
-  std::vector<Call*> candidates;
-  std::vector<std::string_view> busy;
-  size_t active = 0;
-  for (const auto& [ticket, call] : calls_) {
-    const std::string_view context = call->request.context_id;
-    if (call->phase == CallPhase::kWaiting) {
-      waiting.push_back({.turn = call->turn, .context = context});
-      candidates.push_back(call.get());
-      continue;
-    }
-    if (!context.empty()) busy.push_back(context);
-    if (call->phase != CallPhase::kCommitting) ++active;
-  }
-  if (waiting.empty()) return;
-  const size_t slots = static_cast<size_t>(max_batch_) - active;
-  for (const size_t i : policy::ChooseStarts(waiting, busy, slots, clock_.SteadyNanos())) {
-    Open(*candidates[i]);
-  }
+  const auto rebuilds = [](const Call& call) {
+    return call.request.rebuild && call.phase != CallPhase::kCommitting;
+  };
+  for (const Ticket ticket : TicketsOf(calls_, rebuilds))
+    Fail(*FindCall(calls_, ticket), Interrupted());
 }
 
 void CallLifecycle::Open(Call& call) {
@@ -113,7 +134,7 @@ void CallLifecycle::Open(Call& call) {
 }
 
 void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, int64_t opened_ns) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call == nullptr) return;
   const int64_t now = clock_.SteadyNanos();
   const CallUsage& usage = session->usage();
@@ -130,7 +151,7 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
                         .prefill_tokens = usage.prefilled_tokens,
                         .queue_position = call->queue_position});
   for (LoadEvent& event : std::exchange(call->early_load, {})) OnLoad(ticket, std::move(event));
-  if (Call* left = Find(ticket); left != nullptr) leases_.YieldAhead(*left);
+  if (Call* left = FindCall(calls_, ticket); left != nullptr) leases_.YieldAhead(*left);
 }
 
 // Of calls that wait for KV: asks again for chunks to compute meanwhile, and gives up what does not
@@ -156,7 +177,7 @@ void CallLifecycle::FollowLoads() {
 
 // What waits for KV goes on by itself in the round that follows.
 void CallLifecycle::OnLoad(Ticket ticket, LoadEvent event) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call != nullptr && call->phase == CallPhase::kOpening) {
     call->early_load.push_back(std::move(event));
   }
@@ -186,7 +207,7 @@ void CallLifecycle::GiveUp(Call& call, uint32_t chunk) {
 }
 
 void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std::string refused) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call == nullptr || call->phase != CallPhase::kRunning) return;
   if (runner_.IsUnderWay(*call)) {
     return runner_.Defer([this, ticket, chunks = std::move(chunks), refused]() mutable {
@@ -218,22 +239,8 @@ void CallLifecycle::OnComputed(Call& call) {
   Commit(call);
 }
 
-void CallLifecycle::StopStalled() {
-  const int64_t now = clock_.SteadyNanos();
-  std::vector<Ticket> stalled;
-  for (const auto& [ticket, call] : calls_) {
-    const bool paused = call->phase == CallPhase::kRunning && call->paused_since_ns != 0;
-    if (paused && now - call->paused_since_ns > kStalledReaderNs) stalled.push_back(ticket);
-  }
-  for (const Ticket ticket : stalled) {
-    Stop(ticket, absl::ResourceExhaustedError(absl::StrCat(
-                     "the answer was ended: nothing of it was read for ",
-                     kStalledReaderNs / kNanosPerSecond, " s; read the stream as it comes")));
-  }
-}
-
 void CallLifecycle::Stop(Ticket ticket, const absl::Status& why) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call == nullptr || call->phase == CallPhase::kCommitting) return;
   if (runner_.SharesStepUnderWay(*call)) {  // its neighbours' rows are not lost
     return runner_.Defer([this, ticket, why] { Stop(ticket, why); });
@@ -254,26 +261,22 @@ void CallLifecycle::Stop(Ticket ticket, const absl::Status& why) {
 }
 
 bool CallLifecycle::CancelCall(uint64_t call_id) {
-  std::optional<Ticket> ticket;
-  for (const auto& [number, call] : calls_) {
-    if (call->request.call_id == call_id && !call->request.rebuild) ticket = number;
-  }
-  if (ticket.has_value()) Stop(*ticket, absl::OkStatus());
-  return ticket.has_value();
+  const std::vector<Ticket> found = TicketsOf(calls_, [&](const Call& call) {
+    return call.request.call_id == call_id && !call.request.rebuild;
+  });
+  if (!found.empty()) Stop(found.back(), absl::OkStatus());
+  return !found.empty();
 }
 
 void CallLifecycle::StopAll(const absl::Status& why) {
-  std::vector<Ticket> tickets;
-  for (const auto& [ticket, call] : calls_) tickets.push_back(ticket);
-  for (const Ticket ticket : tickets) Stop(ticket, why);
+  for (const Ticket ticket : TicketsOf(calls_, [](const Call&) { return true; })) {
+    Stop(ticket, why);
+  }
 }
 
 void CallLifecycle::FailLeased(const absl::Status& status) {
-  std::vector<Ticket> leased;
-  for (const auto& [ticket, call] : calls_) {
-    if (call->phase != CallPhase::kWaiting) leased.push_back(ticket);
-  }
-  for (const Ticket ticket : leased) OnBroken(ticket, status);
+  const auto leased = [](const Call& call) { return call.phase != CallPhase::kWaiting; };
+  for (const Ticket ticket : TicketsOf(calls_, leased)) OnBroken(ticket, status);
 }
 
 void CallLifecycle::FailRemaining(const absl::Status& status) {
@@ -293,7 +296,7 @@ void CallLifecycle::Commit(Call& call) {
 }
 
 void CallLifecycle::OnCommitted(Ticket ticket) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call == nullptr) return;
   const int64_t now = clock_.SteadyNanos();
   metrics_.Committed(call->request.call_id, call->phase_since_ns, now);
@@ -312,7 +315,7 @@ void CallLifecycle::OnCommitted(Ticket ticket) {
 }
 
 void CallLifecycle::OnBroken(Ticket ticket, absl::Status status) {
-  Call* call = Find(ticket);
+  Call* call = FindCall(calls_, ticket);
   if (call != nullptr) Fail(*call, status);
 }
 
@@ -330,8 +333,8 @@ void CallLifecycle::Fail(Call& call, const absl::Status& status) {
 }
 
 void CallLifecycle::Erase(Ticket ticket) {
-  const bool rebuild = Find(ticket)->request.rebuild;
-  runner_.speculator().Forget(*Find(ticket));
+  const bool rebuild = FindCall(calls_, ticket)->request.rebuild;
+  runner_.speculator().Forget(*FindCall(calls_, ticket));
   calls_.erase(ticket);
   PublishLoad();
   if (!rebuild) registry_.Release();

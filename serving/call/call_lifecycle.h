@@ -30,7 +30,7 @@ struct EngineThreadParts {
   WorkerMetrics& metrics;
 };
 
-// For the engine thread but for DetachLeases and AwaitBackground. Always: a session is touched by
+// For the engine thread but for leases(). Always: a session is touched by
 // one thread at a time: this one, or the background thread while it is prepared or committed.
 class CallLifecycle final : private LeaseResults, private StepResults {
  public:
@@ -51,28 +51,18 @@ class CallLifecycle final : private LeaseResults, private StepResults {
   void Stop(Ticket ticket, const absl::Status& why);
   // As Scheduler::CancelCall; whether there is such a call.
   bool CancelCall(uint64_t call_id);
-  // As Scheduler::ForgetContext.
-  void ForgetContext(const std::string& app_id, const std::string& context_id) {
-    runner_.speculator().ForgetContext(app_id, context_id);
-  }
   void StopAll(const absl::Status& why);
   void CancelRebuilds();
   // Fails every call that has a lease.
   void FailLeased(const absl::Status& status);
   // Tells all calls that are left that they failed, once the engine thread is over.
   void FailRemaining(const absl::Status& status);
-  void AbandonStep() { runner_.AbandonStep(); }
 
-  // Lease events that come from now on are ignored.
-  void DetachLeases() { leases_.Detach(); }
-  // Returns once the background tasks begun before are over.
-  void AwaitBackground() { leases_.AwaitIdle(); }
+  CallLeases& leases() { return leases_; }
+  StepRunner& runner() { return runner_; }
 
  private:
-  Call* Find(Ticket ticket);
-  void StartCalls();
   void Open(Call& call);
-  void StopStalled();
   void FollowLoads();
   void GiveUp(Call& call, uint32_t chunk);
   void Commit(Call& call);

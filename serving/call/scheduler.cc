@@ -83,7 +83,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
 
 Scheduler::~Scheduler() {
   Drain(absl::ZeroDuration());
-  lifecycle_.DetachLeases();
+  lifecycle_.leases().Detach();
   inbox_.Stop();
   engine_thread_.join();
   lifecycle_.FailRemaining(Draining());
@@ -101,7 +101,7 @@ void Scheduler::RunEngineThread() {
     const bool idle = !stepped && !inbox_.ResetInterrupt();
     computed = scorer_.Round(/*may_compute=*/idle, inbox_.interrupt()) || stepped;
   }
-  lifecycle_.AbandonStep();
+  lifecycle_.runner().AbandonStep();
   scorer_.Close(Draining());
 }
 
@@ -133,7 +133,7 @@ void Scheduler::ForgetContext(std::string app_id, std::string context_id,
                               std::function<void()> done) {
   inbox_.Post([this, app_id = std::move(app_id), context_id = std::move(context_id),
                done = std::move(done)] {
-    lifecycle_.ForgetContext(app_id, context_id);
+    lifecycle_.runner().speculator().ForgetContext(app_id, context_id);
     done();
   });
 }
@@ -151,7 +151,7 @@ void Scheduler::FailLeases(const absl::Status& status) {
     failed.Notify();
   });
   failed.WaitForNotification();
-  lifecycle_.AwaitBackground();  // what it had begun with those calls is over, too
+  lifecycle_.leases().AwaitIdle();  // what it had begun with those calls is over, too
 }
 
 void Scheduler::Abandon(const absl::Status& status) {

@@ -348,17 +348,17 @@ TEST(ContextKvHoles, CountAsAWalkDoes) {
     ASSERT_EQ(kv.reused_tokens(), chunks * 16);
     for (int32_t from = 0; from < chunks * 16 + 10; ++from) {
       const auto next = missing.lower_bound(from);
-      EXPECT_EQ(kv.SkipPresent(from), *next);
+      EXPECT_EQ(kv.holes().SkipPresent(from), *next);
       const auto to = from + static_cast<int32_t>(random() % 60);
-      EXPECT_EQ(kv.CountMissing(from, to), std::distance(next, missing.lower_bound(to)));
+      EXPECT_EQ(kv.holes().Count(from, to), std::distance(next, missing.lower_bound(to)));
       const auto count = static_cast<int32_t>(random() % 40);
-      EXPECT_EQ(kv.AfterMissing(from, count), *std::next(next, count));
+      EXPECT_EQ(kv.holes().After(from, count), *std::next(next, count));
     }
     if (chunks == 0) continue;
     const auto cut = static_cast<int32_t>(random() % static_cast<uint32_t>(chunks));
     kv.Truncate(cut);
-    EXPECT_EQ(kv.slots(), cut * 16);
-    EXPECT_EQ(kv.CountMissing(cut * 16, 150), 150 - cut * 16);
+    EXPECT_EQ(kv.blocks().slots(), cut * 16);
+    EXPECT_EQ(kv.holes().Count(cut * 16, 150), 150 - cut * 16);
     EXPECT_EQ(kv.BeginClaim(150)->first, cut);
   }
 }

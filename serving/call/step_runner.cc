@@ -39,7 +39,7 @@ StepRunner::StepRunner(engine::Model& model, const StepRunnerOptions& options, c
       learner_(options.learner),
       rows_without_answers_(options.rows_without_answers),
       speculator_(model, options.speculation, levels_, clock, metrics),
-      tokens_(model, levels_, learner_, speculator_, results, clock, metrics),
+      tokens_(model, learner_, speculator_, results, clock, metrics),
       logits_(static_cast<size_t>(options.max_batch) * vocab_),
       preempting_logits_(logits_.size()) {}
 
@@ -199,7 +199,7 @@ bool StepRunner::NeedsWatch(const StepBatch& batch) const {
   const std::optional<size_t> level = LevelOf(model_.info(), *prompt->call);
   return level.has_value() &&
          policy::SlowStepWatch::IsNeeded(levels_, PromptOf(*prompt->call, *level),
-                                         learner_.slowdown(), batch.started_ns);
+                                         learner_.slowdown(batch.started_ns), batch.started_ns);
 }
 
 // Whether the prompt of a batch that turns out slow goes on at a lower level, and the batch is
@@ -261,11 +261,12 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
                  .preempted = under_way_->preempted,
                  .waits_for_kv = under_way_->WaitsForKv()};
   }
+  const int64_t start_ns = under_way_ != nullptr ? under_way_->started_ns : now;
   auto batch = std::make_unique<StepBatch>();
   batch->plan = policy::PlanStep({.levels = levels_,
                                   .calls = running,
                                   .under_way = under_way,
-                                  .slowdown = learner_.slowdown(),
+                                  .slowdown = learner_.slowdown(start_ns),
                                   .sizer = learner_.sizer(),
                                   .rows_without_answers = rows_without_answers_,
                                   .now_ns = now});

@@ -28,11 +28,9 @@ std::optional<size_t> LevelOf(const engine::ModelInfo& model, const Call& call) 
   return index < 0 ? std::nullopt : std::optional(static_cast<size_t>(index));
 }
 
-StepTokens::StepTokens(engine::Model& model, const std::vector<policy::LevelPace>& levels,
-                       policy::StepLearner& learner, Speculator& speculator, StepResults& results,
-                       Clock& clock, WorkerMetrics& metrics)
+StepTokens::StepTokens(engine::Model& model, policy::StepLearner& learner, Speculator& speculator,
+                       StepResults& results, Clock& clock, WorkerMetrics& metrics)
     : model_(model),
-      levels_(levels),
       learner_(learner),
       speculator_(speculator),
       results_(results),
@@ -40,28 +38,15 @@ StepTokens::StepTokens(engine::Model& model, const std::vector<policy::LevelPace
       metrics_(metrics),
       vocab_(static_cast<size_t>(model.info().vocab_size)) {}
 
-// Tells how fast the board is by a computed batch.
-void StepTokens::ObserveBoard(const StepBatch& batch, int64_t ended_ns) {
-  if (levels_.empty()) return;
-  policy::PassShape shape;
-  for (const StepBatch::Part& part : batch.parts) {
-    const size_t level = LevelOf(model_.info(), *part.call).value_or(levels_.size() - 1);
-    const int32_t depth = part.call->session->computed();
-    shape.Add(levels_[level], part.rows, depth, part.decode);
-  }
-  const bool tells = learner_.ObserveBoard({.shape = shape,
-                                            .ms = Millis(batch.computed_ns),
-                                            .started_ns = batch.started_ns,
-                                            .ended_ns = ended_ns,
-                                            .preempted = batch.preempted,
-                                            .streams_weights = model_.weight_stats().streams()});
-  if (tells) metrics_.Board(learner_.board());
-}
-
 std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const float> logits) {
-  const double share = learner_.Observe(batch.plan, Millis(batch.computed_ns));
   const int64_t ended_ns = clock_.SteadyNanos();
-  ObserveBoard(batch, ended_ns);
+  const double share =
+      learner_.Observe(batch.plan, {.ms = Millis(batch.computed_ns),
+                                    .started_ns = batch.started_ns,
+                                    .ended_ns = ended_ns,
+                                    .preempted = batch.preempted,
+                                    .streams_weights = model_.weight_stats().streams()});
+  if (learner_.board().passes() > 0) metrics_.Board(learner_.board());
   size_t first_logit = 0;
   bool first_tokens = false, urgent = false;
   const StepBatch::Decoding decoding = batch.decoding();

@@ -37,20 +37,17 @@ std::optional<size_t> LevelOf(const engine::ModelInfo& model, const Call& call);
 // For the engine thread. Everything passed in is borrowed.
 class StepTokens {
  public:
-  StepTokens(engine::Model& model, const std::vector<policy::LevelPace>& levels,
-             policy::StepLearner& learner, Speculator& speculator, StepResults& results,
-             Clock& clock, WorkerMetrics& metrics);
+  StepTokens(engine::Model& model, policy::StepLearner& learner, Speculator& speculator,
+             StepResults& results, Clock& clock, WorkerMetrics& metrics);
 
   // Gives each call of a computed batch its tokens or its progress. `logits`: [rows that want
   // logits, vocabulary]. Returns the calls that go on: all but those that failed, which are gone.
   std::vector<Call*> HandOut(const StepBatch& batch, std::span<const float> logits);
 
  private:
-  void ObserveBoard(const StepBatch& batch, int64_t ended_ns);
   bool TakeTokens(Call& call, std::span<const float> logits);
 
   engine::Model& model_;
-  const std::vector<policy::LevelPace>& levels_;
   policy::StepLearner& learner_;
   Speculator& speculator_;
   StepResults& results_;

@@ -1,35 +1,19 @@
 #include "serving/session/context_kv.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/kv/block.h"
 #include "engine/session/solo_answer.h"
 #include "serving/session/chunk_headers.h"
 
 namespace withy::serving {
-namespace {
-
-uint32_t NextToCompute(const policy::KvLoad& load, int32_t from) {
-  return load.Find(policy::KvLoad::Chunk::kToCompute, static_cast<uint32_t>(std::max(from, 0)));
-}
-
-int32_t FirstToken(uint32_t chunk) { return static_cast<int32_t>(chunk) * engine::kChunkTokens; }
-
-}  // namespace
-
-int32_t ChunksFor(int32_t tokens) {
-  return (tokens + engine::kChunkTokens - 1) / engine::kChunkTokens;
-}
 
 ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
                      std::shared_ptr<const Arena> arena)
     : model_(model),
-      geometry_{model.kv.layers, model.kv.kv_heads, model.kv.head_dim},
       namer_(namer),
-      arena_(std::move(arena)),
+      blocks_({model.kv.layers, model.kv.kv_heads, model.kv.head_dim}, std::move(arena)),
       lowest_level_(static_cast<int32_t>(model.levels.size()) - 1) {}
 
 void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
@@ -45,8 +29,8 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   // there.
   const auto is_there = [this](const ResidentChunk& chunk) {
     return chunk.state == ResidentChunk::State::kResident
-               ? HeadersMatch(*arena_, geometry_, chunk)
-               : arena_->Holds(geometry_, chunk.where.slot);
+               ? HeadersMatch(blocks_.arena(), blocks_.geometry(), chunk)
+               : blocks_.arena().Holds(blocks_.geometry(), chunk.where.slot);
   };
   while (matching < named && is_there(resident[matching])) ++matching;
   // Chunks computed with segments that are left out now are no fault; they are claimed anew.
@@ -72,11 +56,11 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
     states.push_back(resident[i].state);
     Reuse(resident[i], names[i]);
   }
-  load_ = policy::KvLoad(std::move(states), static_cast<uint32_t>(geometry_.layers));
+  load_ = policy::KvLoad(std::move(states), static_cast<uint32_t>(model_.kv.layers));
 }
 
 void ContextKv::Reuse(const ResidentChunk& chunk, const ChunkName& name) {
-  PushChunk(chunk.where.slot);
+  blocks_.Add(chunk.where.slot);
   reused_tokens_ += name.tokens;
   reused_.push_back(name);
   const int32_t level = engine::LevelIndex(model_, name.level_percent);
@@ -109,22 +93,16 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
     const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
                       reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
                       reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
-    if (!next || !HeadersMatch(*arena_, geometry_, chunk)) break;
+    if (!next || !HeadersMatch(blocks_.arena(), blocks_.geometry(), chunk)) break;
     Reuse(chunk, names[reused_.size()]);
   }
-}
-
-bool ContextKv::IsCompressed(size_t chunk) const {
-  const engine::KvFormat format = blocks_[chunk * static_cast<size_t>(geometry_.layers)].format;
-  return engine::KBits(format) + engine::VBits(format) <
-         engine::KBits(engine::KvFormat::kQ8) + engine::VBits(engine::KvFormat::kQ8);
 }
 
 int32_t ContextKv::compressed_tokens() const {
   int32_t tokens = 0;
   for (size_t i = 0; i < reused_.size(); ++i) {
     if (IsToCompute(i)) continue;
-    if (reused_[i].over_compressed || IsCompressed(i)) tokens += reused_[i].tokens;
+    if (reused_[i].over_compressed || blocks_.IsCompressed(i)) tokens += reused_[i].tokens;
   }
   return tokens;
 }
@@ -141,51 +119,16 @@ size_t ContextKv::CompressedFrom() const {
   for (size_t i = 0; i < reused_.size(); ++i) {
     if (IsToCompute(i)) continue;
     if (reused_[i].over_compressed) return i;
-    if (IsCompressed(i)) return i + 1;
+    if (blocks_.IsCompressed(i)) return i + 1;
   }
   return SIZE_MAX;
 }
 
-int32_t ContextKv::first_reading() const {
-  const uint32_t chunk = load_.Find(policy::KvLoad::Chunk::kReading);
-  return chunk == policy::KvLoad::kNone ? reused_tokens_ : FirstToken(chunk);
-}
-
-int32_t ContextKv::SkipPresent(int32_t at) const {
-  if (at >= reused_tokens_) return at;
-  const uint32_t chunk = NextToCompute(load_, at / engine::kChunkTokens);
-  return chunk == policy::KvLoad::kNone ? reused_tokens_ : std::max(at, FirstToken(chunk));
-}
-
-int32_t ContextKv::CountMissing(int32_t from, int32_t to) const {
-  int32_t missing = std::max(0, to - std::max(from, reused_tokens_));
-  const auto end = static_cast<uint32_t>(ChunksFor(std::max(to, 0)));
-  for (uint32_t chunk = NextToCompute(load_, from / engine::kChunkTokens); chunk < end;
-       chunk = NextToCompute(load_, static_cast<int32_t>(chunk) + 1)) {
-    missing += std::min(to, FirstToken(chunk + 1)) - std::max(from, FirstToken(chunk));
-  }
-  return missing;
-}
-
-int32_t ContextKv::AfterMissing(int32_t from, int32_t count) const {
-  int32_t at = SkipPresent(from);
-  while (count > 0 && at < reused_tokens_) {
-    const int32_t rest = engine::kChunkTokens - at % engine::kChunkTokens;
-    at = SkipPresent(at + std::min(count, rest));
-    count -= std::min(count, rest);
-  }
-  return at + count;
-}
-
 void ContextKv::Truncate(int32_t chunk) {
-  const auto chunks = static_cast<size_t>(chunk);
-  if (chunks >= density_.size()) return;
-  blocks_.resize(chunks * static_cast<size_t>(geometry_.layers));
-  density_.resize(chunks);
-  versions_.resize(chunks);
-  slots_ = chunk * engine::kChunkTokens;
-  reused_.resize(std::min(reused_.size(), chunks));
-  reused_tokens_ = std::min(reused_tokens_, slots_);
+  if (chunk >= blocks_.chunks()) return;
+  blocks_.Truncate(chunk);
+  reused_.resize(std::min(reused_.size(), static_cast<size_t>(chunk)));
+  reused_tokens_ = std::min(reused_tokens_, blocks_.slots());
   load_.OnGivenUp(static_cast<uint32_t>(chunk));
   claim_is_stale_ = claim_.has_value();
 }
@@ -194,7 +137,7 @@ absl::Status ContextKv::Apply(const LoadEvent& event, int64_t now_ns) {
   const auto chunks = static_cast<int32_t>(load_.chunks());
   for (const auto& [chunk, slot] : event.slots) {
     if (chunk >= chunks) continue;  // it was given up meanwhile
-    if (chunk < 0 || slot.format != engine::KvFormat::kQ8 || !arena_->Holds(geometry_, slot)) {
+    if (chunk < 0 || !blocks_.MayWrite(slot)) {
       return absl::InternalError(absl::StrCat("context store: chunk ", chunk, " of format ",
                                               static_cast<int>(slot.format), " at ", slot.offset(),
                                               " is yielded, which cannot be"));
@@ -206,11 +149,7 @@ absl::Status ContextKv::Apply(const LoadEvent& event, int64_t now_ns) {
                                             " is of a chunk that is not being read"));
   }
   for (const auto& [chunk, slot] : event.slots) {
-    if (chunk >= chunks) continue;
-    for (int layer = 0; layer < geometry_.layers; ++layer) {
-      blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
-    }
-    versions_[static_cast<size_t>(chunk)] = engine::NewKvNumber();
+    if (chunk < chunks) blocks_.Replace(chunk, slot);
   }
   layers_ready_.store(static_cast<int32_t>(load_.arrived()), std::memory_order_release);
   return absl::OkStatus();
@@ -218,63 +157,38 @@ absl::Status ContextKv::Apply(const LoadEvent& event, int64_t now_ns) {
 
 absl::Status ContextKv::AdoptClaimed(std::span<const ChunkSlot> claimed) {
   if (claimed.empty()) return absl::OkStatus();
-  if (slots_ > 0) {
+  if (blocks_.chunks() > 0) {
     return absl::InternalError("context store: chunks claimed beside those of a context");
   }
   claim_ = ClaimRange{.first = 0, .count = static_cast<int32_t>(claimed.size())};
   return AddChunks(claimed);
 }
 
-void ContextKv::PushChunk(engine::KvSlot slot) {
-  for (int layer = 0; layer < geometry_.layers; ++layer) {
-    blocks_.push_back(slot.Block(geometry_, layer));
-  }
-  density_.push_back(0);
-  versions_.push_back(engine::NewKvNumber());
-  slots_ += engine::kChunkTokens;
-}
-
-std::byte* ContextKv::BlockOf(int32_t chunk, int32_t layer) const {
-  const size_t first = static_cast<size_t>(chunk) * static_cast<size_t>(model_.kv.layers);
-  return arena_->memory().At(blocks_[first + static_cast<size_t>(layer)]);
-}
-
-void ContextKv::CopySlot(int32_t from_slot, int32_t to_slot) {
-  for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
-    engine::CopyToken(geometry_, BlockOf(from_slot / engine::kChunkTokens, layer),
-                      from_slot % engine::kChunkTokens,
-                      BlockOf(to_slot / engine::kChunkTokens, layer),
-                      to_slot % engine::kChunkTokens);
-  }
-  versions_[static_cast<size_t>(to_slot / engine::kChunkTokens)] = engine::NewKvNumber();
-}
-
 std::optional<ClaimRange> ContextKv::BeginClaim(int32_t tokens) {
-  if (claim_.has_value() || tokens <= slots_) return std::nullopt;
-  const int32_t first = slots_ / engine::kChunkTokens;
+  if (claim_.has_value() || tokens <= blocks_.slots()) return std::nullopt;
+  const int32_t first = blocks_.chunks();
   claim_is_stale_ = false;
   claim_ = ClaimRange{.first = first, .count = ChunksFor(tokens) - first};
   return claim_;
 }
 
 absl::Status ContextKv::AddChunks(std::span<const ChunkSlot> chunks) {
-  const ClaimRange claim = claim_.value_or(ClaimRange{});
-  claim_.reset();
+  const ClaimRange claim = std::exchange(claim_, std::nullopt).value_or(ClaimRange{});
+  if (std::exchange(claim_is_stale_, false)) return absl::OkStatus();
   if (chunks.size() != static_cast<size_t>(claim.count)) {
     return absl::InternalError(
         absl::StrCat("context store: claimed ", claim.count, " chunks and got ", chunks.size()));
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
     const auto [number, slot] = chunks[i];
-    if (number != claim.first + static_cast<int32_t>(i) || slot.format != engine::KvFormat::kQ8 ||
-        !arena_->Holds(geometry_, slot)) {
+    if (number != claim.first + static_cast<int32_t>(i) || !blocks_.MayWrite(slot)) {
       return absl::InternalError(absl::StrCat(
           "context store: chunk ", number, " of format ", static_cast<int>(slot.format), " at ",
           slot.offset(), " in answer to a claim of chunk ", claim.first + static_cast<int>(i),
-          " of ", geometry_.ChunkBytes(engine::KvFormat::kQ8), " bytes in an arena of ",
-          arena_->memory().bytes));
+          " of ", blocks_.geometry().ChunkBytes(engine::KvFormat::kQ8), " bytes in an arena of ",
+          blocks_.arena().memory().bytes));
     }
-    PushChunk(slot);
+    blocks_.Add(slot);
   }
   return absl::OkStatus();
 }
@@ -298,8 +212,8 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
     }
   }
   const size_t compressed_from = CompressedFrom();
-  for (uint32_t number = NextToCompute(load_, 0); number != policy::KvLoad::kNone;
-       number = NextToCompute(load_, static_cast<int32_t>(number) + 1)) {
+  for (uint32_t number = holes().NextToCompute(0); number != policy::KvLoad::kNone;
+       number = holes().NextToCompute(static_cast<int32_t>(number) + 1)) {
     const bool over_compressed = number >= compressed_from;
     if (number >= kept.size() || kept[number].over_compressed == over_compressed) continue;
     namer_.Rename(number, ids, over_compressed, &kept);
@@ -307,7 +221,7 @@ std::vector<ChunkName> ContextKv::NameAndStamp(std::span<const int32_t> ids,
   std::vector<ChunkName> names = namer_.NameAll(kept, ids, levels, compressed_from);
   for (size_t i = 0; i < names.size(); ++i) {
     const bool as_it_was = i < reused_.size() && reused_[i].identity == names[i].identity;
-    if (!as_it_was || IsToCompute(i)) StampHeaders(names[i], i);
+    if (!as_it_was || IsToCompute(i)) blocks_.Stamp(names[i], i);
   }
   AddDensities(computed, &names);
   return names;
@@ -323,21 +237,12 @@ void ContextKv::AddDensities(int32_t computed, std::vector<ChunkName>* names) co
       name.density = reused_[i].density;
       name.density_rows = reused_[i].density_rows;
     }
-    const int32_t rows = CountMissing(static_cast<int32_t>(i) * engine::kChunkTokens, computed);
+    const int32_t rows = holes().Count(static_cast<int32_t>(i) * engine::kChunkTokens, computed);
     if (rows <= 0) continue;
     const auto before = static_cast<float>(name.density_rows);
-    const float sum = name.density * before + density_[i] / sums_of_a_row;
+    const float sum = name.density * before + blocks_.density(i) / sums_of_a_row;
     name.density_rows += rows;
     name.density = sum / static_cast<float>(name.density_rows);
-  }
-}
-
-void ContextKv::StampHeaders(const ChunkName& name, size_t chunk) const {
-  for (int32_t layer = 0; layer < model_.kv.layers; ++layer) {
-    std::byte* block = BlockOf(static_cast<int32_t>(chunk), layer);
-    const engine::KvBlockHeader header =
-        MakeHeader(name, layer, arena_->epoch(), block, model_.kv.block_bytes);
-    std::memcpy(block, &header, sizeof(header));
   }
 }
 

@@ -59,7 +59,7 @@ TEST(ContextKvTest, ClaimsWhatIsMissingOnceAtATime) {
   EXPECT_EQ(claim->count, 2);
   EXPECT_FALSE(context.BeginClaim(100).has_value()) << "one is under way";
   ASSERT_TRUE(context.AddChunks(Kv::Chunks(0, 2)).ok());
-  EXPECT_EQ(context.slots(), 32);
+  EXPECT_EQ(context.blocks().slots(), 32);
   EXPECT_FALSE(context.BeginClaim(32).has_value());
   EXPECT_EQ(context.BeginClaim(33)->first, 2);
   context.EndClaim();
@@ -89,7 +89,7 @@ TEST(ContextKvTest, CopiesATokenInAllLayers) {
     engine::ReadToken(kGeometry, block_of(slot, layer), slot % 16, token.data(), token.data() + 16);
     return token;
   };
-  context.CopySlot(20, 3);
+  context.blocks().CopySlot(20, 3);
   for (int layer = 0; layer < 2; ++layer) {
     EXPECT_EQ(read(3, layer), read(20, layer));
     EXPECT_NE(read(4, layer), read(20, layer)) << "its neighbours stay";
@@ -163,7 +163,7 @@ TEST(ContextKvTest, ChunksOfOtherContextsAreWantedAndTaken) {
 
   context.AdoptShared(other, tokens);
   EXPECT_EQ(context.reused_tokens(), 64);
-  EXPECT_EQ(context.first_reading(), 64);
+  EXPECT_EQ(context.holes().FirstReading(), 64);
   EXPECT_EQ(context.BeginClaim(66)->first, 4);
   EXPECT_TRUE(context.Wanted(tokens, 100).ways.empty());
 }
@@ -217,8 +217,8 @@ TEST(ContextKvTest, DensitiesAreMeansOverAllCalls) {
   kv.model.layers = 2;  // one of which counts
   ContextKv first = kv.Make();
   ASSERT_TRUE(first.AdoptClaimed(Kv::Chunks(0, 2)).ok());
-  first.View().density[0] = 64;  // of 20 rows, 2 heads and 16 tokens
-  first.View().density[1] = 8;   // of 4 rows
+  first.blocks().View(0).density[0] = 64;  // of 20 rows, 2 heads and 16 tokens
+  first.blocks().View(0).density[1] = 8;   // of 4 rows
   const std::vector<ChunkName> names = first.NameAndStamp(Tokens(20), {100, 100}, 20);
   EXPECT_FLOAT_EQ(names[0].density, 64.0f / (20 * 2 * 16));
   EXPECT_EQ(names[0].density_rows, 20);
@@ -230,7 +230,7 @@ TEST(ContextKvTest, DensitiesAreMeansOverAllCalls) {
   ContextKv next = kv.Make();
   next.AdoptResident(resident, Tokens(25), {});
   ASSERT_EQ(next.reused_tokens(), 20);
-  next.View().density[0] = 32;  // of 5 rows
+  next.blocks().View(0).density[0] = 32;  // of 5 rows
   const std::vector<ChunkName> later = next.NameAndStamp(Tokens(25), {100, 100}, 25);
   EXPECT_FLOAT_EQ(later[0].density, 96.0f / (25 * 2 * 16));
   EXPECT_EQ(later[0].density_rows, 25);

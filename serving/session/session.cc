@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
 }
 
 void Session::CountReused() {
-  computed_ = kv_.SkipPresent(0);
+  computed_ = kv_.holes().SkipPresent(0);
   usage_.prefilled_tokens = pending_rows();
   usage_.reused_tokens = prompt_end_ - usage_.prefilled_tokens;
   usage_.compressed_kv_tokens = kv_.compressed_tokens();
@@ -92,7 +92,7 @@ absl::Status Session::Draft(std::span<const policy::DraftedToken> tokens) {
 DraftRoom Session::draft_room() const {
   const auto length = static_cast<int32_t>(ids_.size());
   const int32_t left = std::min(request_.answer.max_tokens - answer_.tokens(), window_ - length);
-  return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.slots() - length)};
+  return {.depth = std::max(0, left - 1), .slots = std::max(0, kv_.blocks().slots() - length)};
 }
 
 engine::Row Session::DraftRow() const {
@@ -103,7 +103,7 @@ engine::Row Session::DraftRow() const {
 }
 
 engine::ContextView Session::DraftView() {
-  engine::ContextView view = kv_.View();
+  engine::ContextView view = kv_.blocks().View(kv_.holes().SkipPresent(0));
   view.density = {};
   return view;
 }
@@ -111,16 +111,16 @@ engine::ContextView Session::DraftView() {
 int32_t Session::ready_rows() const {
   if (held_by_load()) return 0;
   const bool stops = kv_.load().reading() && !waits_for_kv();
-  const int32_t end = stops ? kv_.first_reading() : kv_.slots();
-  return std::min(pending_rows(), kv_.CountMissing(computed_, end));
+  const int32_t end = stops ? kv_.holes().FirstReading() : kv_.blocks().slots();
+  return std::min(pending_rows(), kv_.holes().Count(computed_, end));
 }
 
 std::optional<Session::More> Session::NextYield(int32_t ahead, int64_t now_ns) {
   if (!kv_.load().MayAsk(now_ns)) return std::nullopt;
-  const int32_t left = kv_.CountMissing(computed_, kv_.first_reading());
+  const int32_t left = kv_.holes().Count(computed_, kv_.holes().FirstReading());
   if (left > ahead / 2) return std::nullopt;
   const More more{
-      .computed_before = std::min(computed_, kv_.first_reading()) / engine::kChunkTokens,
+      .computed_before = std::min(computed_, kv_.holes().FirstReading()) / engine::kChunkTokens,
       .chunks = (ahead - left) / engine::kChunkTokens};
   kv_.load().OnAsked(static_cast<uint32_t>(more.computed_before));
   return more;
@@ -131,13 +131,13 @@ absl::Status Session::OnLoad(const LoadEvent& event, int64_t now_ns) {
   WITHY_RETURN_IF_ERROR(kv_.Apply(event, now_ns));
   if (event.slots.empty()) return absl::OkStatus();
   const int32_t first = event.slots.front().chunk * engine::kChunkTokens;
-  if (first < kv_.reused_tokens()) computed_ = kv_.SkipPresent(std::min(computed_, first));
+  if (first < kv_.reused_tokens()) computed_ = kv_.holes().SkipPresent(std::min(computed_, first));
   CountMore(pending_rows() - before);
   return absl::OkStatus();
 }
 
 engine::ContextView Session::View() {
-  engine::ContextView view = kv_.View();
+  engine::ContextView view = kv_.blocks().View(kv_.holes().SkipPresent(0));
   if (waits_for_kv()) view.layers_ready = &kv_.layers_ready();
   return view;
 }
@@ -145,7 +145,7 @@ engine::ContextView Session::View() {
 void Session::GiveUp(uint32_t chunk) {
   kv_.Truncate(static_cast<int32_t>(chunk));
   const int32_t before = pending_rows();
-  computed_ = kv_.SkipPresent(std::min(computed_, kv_.reused_tokens()));
+  computed_ = kv_.holes().SkipPresent(std::min(computed_, kv_.reused_tokens()));
   CountMore(pending_rows() - before);
 }
 
@@ -158,10 +158,11 @@ void Session::CountMore(int32_t rows) {
 
 int32_t Session::AppendRows(int32_t count, int32_t context, std::vector<engine::Row>* rows) {
   drafted_rows_ = tree_.rows() - 1;
-  tree_density_.assign(static_cast<size_t>(drafted_rows_) * static_cast<size_t>(kv_.chunks()), 0);
+  tree_density_.assign(
+      static_cast<size_t>(drafted_rows_) * static_cast<size_t>(kv_.blocks().chunks()), 0);
   const int32_t last = static_cast<int32_t>(ids_.size()) - 1;  // the root of the tree
   int32_t want_logits = 0;
-  for (int32_t slot = computed_; count > 0; slot = kv_.SkipPresent(slot + 1), --count) {
+  for (int32_t slot = computed_; count > 0; slot = kv_.holes().SkipPresent(slot + 1), --count) {
     const bool recomputed = slot < kv_.reused_tokens();  // at the level that its chunk has
     engine::Row row{
         .slot = slot,
@@ -191,7 +192,7 @@ std::optional<ClaimRange> Session::NextClaim(int32_t ahead) {
   const int32_t more = answer_.finished() || request_.rebuild ? 0 : engine::kChunkTokens / 2;
   const int32_t drafted = std::max(tree_.rows() - 1, answer_begun_ ? draft_ahead_ : 0);
   const int32_t useful = static_cast<int32_t>(ids_.size()) + std::max(more, drafted);
-  const int32_t wanted = kv_.AfterMissing(computed_, std::max(ahead, drafted + 1));
+  const int32_t wanted = kv_.holes().After(computed_, std::max(ahead, drafted + 1));
   return kv_.BeginClaim(std::min({wanted, useful, window_}));
 }
 
@@ -224,8 +225,8 @@ absl::StatusOr<std::vector<engine::AnswerDelta>> Session::TakeLogits(
     row = tree.Child(row, ids_.back(), rows);
     if (row < 0) break;
     // Rows of the path lie behind those before it, so that what is written over is not wanted.
-    if (tree.slot(row) != computed_) kv_.CopySlot(tree.slot(row), computed_);
-    kv_.AddDensity(DensityOfRow(row));
+    if (tree.slot(row) != computed_) kv_.blocks().CopySlot(tree.slot(row), computed_);
+    kv_.blocks().AddDensity(DensityOfRow(row));
     ++computed_;
   }
   return deltas;

@@ -89,7 +89,7 @@ class Session {
   // --- what the next step may compute
   // Rows without KV: tokens of the prompt, or the token tree of the next decode step.
   int32_t pending_rows() const {
-    return kv_.CountMissing(computed_, static_cast<int32_t>(ids_.size())) + tree_.rows() - 1;
+    return kv_.holes().Count(computed_, static_cast<int32_t>(ids_.size())) + tree_.rows() - 1;
   }
   // The first token without KV: where the next row is computed. Chunks behind it may be there.
   int32_t computed() const { return computed_; }
@@ -133,7 +133,7 @@ class Session {
   // Slots for such rows: behind those of the next decode step's rows, so that the step may be under
   // way. What is written there is written over or never named.
   int32_t first_draft_slot() const { return static_cast<int32_t>(ids_.size()) - 1 + tree_.rows(); }
-  int32_t end_draft_slots() const { return kv_.slots(); }
+  int32_t end_draft_slots() const { return kv_.blocks().slots(); }
   // View for such rows, whose attention does not count.
   engine::ContextView DraftView();
   SpeculationStats& speculation() { return speculation_; }
@@ -144,7 +144,7 @@ class Session {
   engine::ContextView View();
   // The last `count` rows that AppendRows gave have been computed.
   void Advance(int32_t count) {
-    computed_ = std::min(kv_.AfterMissing(computed_, count), static_cast<int32_t>(ids_.size()));
+    computed_ = std::min(kv_.holes().After(computed_, count), static_cast<int32_t>(ids_.size()));
   }
 
   // --- blocks
@@ -152,11 +152,7 @@ class Session {
   // when they have. The caller sends the claim and calls AddChunks or ClaimRefused with its result.
   std::optional<ClaimRange> NextClaim(int32_t ahead);
   // Errors: as ContextKv::AddChunks.
-  absl::Status AddChunks(std::span<const ChunkSlot> chunks) {
-    if (!kv_.claim_is_stale()) return kv_.AddChunks(chunks);
-    kv_.EndClaim();
-    return absl::OkStatus();
-  }
+  absl::Status AddChunks(std::span<const ChunkSlot> chunks) { return kv_.AddChunks(chunks); }
   void ClaimRefused() { kv_.EndClaim(); }
 
   // --- the level

@@ -48,14 +48,7 @@ const Exceptions& LongerFunctions() {
 
 const Exceptions& LargerClasses() {
   static const Exceptions exceptions = {
-      {"context_store/lease/idle_kv.h: IdleKv", {26, "to be split"}},
-      {"context_store/arena/arena_kv.h: ArenaKv", {26, "to be split"}},
-      {"context_store/arena/slot_pool.h: SlotPool", {38, "to be split"}},
-      {"context_store/disk/kv_segments.h: KvSegments", {27, "to be split"}},
-      {"context_store/records/context_records.h: ContextRecords", {28, "to be split"}},
       {"serving/session/session.h: Session", {48, "to be split"}},
-      {"serving/session/context_kv.h: ContextKv", {36, "to be split"}},
-      {"serving/call/call_lifecycle.h: CallLifecycle", {30, "to be split"}},
       {"engine/jinja/interpreter.h: Interpreter",
        {37, "a method for each kind of node of the language"}},
       {"engine/jinja/value.h: Value", {33, "questions and conversions for each type of a value"}},

@@ -1,0 +1,21 @@
+#include "context_store/arena/stored_copies.h"
+
+namespace withy::context_store {
+
+void StoredCopies::GiveUp(StoredCopy copy) {
+  const auto several = shared_.find(copy);
+  if (several == shared_.end()) {
+    given_up_.push_back(copy);
+  } else if (--several->second == 1) {
+    shared_.erase(several);
+  }
+}
+
+void StoredCopies::Borrow(ContextChunk* chunk, const ContextChunk& equal) {
+  if (chunk->stored != 0 || equal.stored == 0) return;
+  ++shared_.try_emplace(equal.stored, 1).first->second;
+  chunk->stored = equal.stored;
+  chunk->stored_format = equal.stored_format;
+}
+
+}  // namespace withy::context_store
