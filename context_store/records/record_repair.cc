@@ -143,6 +143,10 @@ absl::StatusOr<RepairReport> RepairRecords(const std::string& path, int64_t unix
   RepairReport report;
   std::error_code error;
   if (!fs::is_directory(path, error)) {
+    if (error == std::errc::permission_denied) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("database ", path, ": run this as root, or as the service's user"));
+    }
     return absl::NotFoundError(
         absl::StrCat("there is no database ", path, ": name the service's state_dir"));
   }
