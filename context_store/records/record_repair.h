@@ -23,9 +23,9 @@ struct RepairReport {
 // which takes the place of the directory in one step, so that a repair that is interrupted has
 // changed nothing; the directory as it was is kept beside it, under a name with `unix_s`. Records
 // that were deleted shortly before the damage may be back. Files keep their owner. Errors:
-// NOT_FOUND (no such directory), FAILED_PRECONDITION (a store has it open), RESOURCE_EXHAUSTED (no
-// room for the copy), UNIMPLEMENTED (made by a newer build), DATA_LOSS (nothing is readable),
-// UNAVAILABLE (the disk); all name the path, and nothing was changed.
+// NOT_FOUND (no such directory), PERMISSION_DENIED, FAILED_PRECONDITION (a store has it open),
+// RESOURCE_EXHAUSTED (no room for the copy), UNIMPLEMENTED (made by a newer build), DATA_LOSS
+// (nothing is readable), UNAVAILABLE (the disk); all name the path, and nothing was changed.
 absl::StatusOr<RepairReport> RepairRecords(const std::string& path, int64_t unix_s);
 
 }  // namespace withy::context_store
