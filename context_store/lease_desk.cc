@@ -12,7 +12,7 @@ namespace {
 using telemetry::Phase;
 using telemetry::ScopedSpan;
 
-// What a load leaves to the worker when it begins, as a share of the plan's time. It asks for more.
+// What a load yields to the worker when it begins, as a share of the plan's time. It asks for more.
 constexpr double kFirstShare = policy::KvLoadProgress::kFirstYieldShare;
 
 uint32_t ChunksFor(uint32_t tokens) {

@@ -30,9 +30,9 @@ serving::ChunkName FromWire(const v1::ChunkIdentity& wire) {
 
 serving::ResidentChunk::State FromWire(v1::ChunkState wire) {
   switch (wire) {
-    case v1::CHUNK_STATE_LOADING:
+    case v1::CHUNK_STATE_READING:
       return serving::ResidentChunk::State::kReading;
-    case v1::CHUNK_STATE_RECOMPUTE:
+    case v1::CHUNK_STATE_TO_COMPUTE:
       return serving::ResidentChunk::State::kToCompute;
     default:
       return serving::ResidentChunk::State::kResident;

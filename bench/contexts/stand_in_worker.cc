@@ -126,8 +126,8 @@ class StandInWorker::Progress {
            bool claims)
       : layers_(layers), with_piece_(with_piece), claims_(claims) {
     for (const v1::ResidentChunk& chunk : resident) {
-      if (chunk.state() == v1::CHUNK_STATE_RECOMPUTE) todo_.push_back(chunk.where());
-      loading_ = loading_ || chunk.state() == v1::CHUNK_STATE_LOADING;
+      if (chunk.state() == v1::CHUNK_STATE_TO_COMPUTE) todo_.push_back(chunk.where());
+      loading_ = loading_ || chunk.state() == v1::CHUNK_STATE_READING;
     }
   }
 
@@ -423,7 +423,7 @@ absl::StatusOr<StandInWorker::Arrival> StandInWorker::AwaitArrival(
     const Piece& piece, Lease* lease, std::vector<v1::ResidentChunk>* resident) {
   const bool loads = std::any_of(
       resident->begin(), resident->end(),
-      [](const v1::ResidentChunk& chunk) { return chunk.state() == v1::CHUNK_STATE_LOADING; });
+      [](const v1::ResidentChunk& chunk) { return chunk.state() == v1::CHUNK_STATE_READING; });
   Arrival arrival{.computed_piece = loads && piece.prompt_tokens > 0};
   const ChunkRange range =
       ChunksOf(static_cast<uint32_t>(resident->size()), piece.keep_tokens, piece.prompt_tokens);
