@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/listen_address.h"
 #include "base/status.h"
+#include "rpc/tls_credentials.h"
 
 namespace withy::rpc {
 
@@ -130,7 +131,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                              ClaimSocket(address.substr(kUnixPrefix.size()), options.name));
       self->locks_.push_back(std::move(lock));
     }
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
+    self->credentials_.push_back(options.tls.Covers(address) ? ServerTls(options.tls.source)
+                                                             : grpc::InsecureServerCredentials());
+    builder.AddListeningPort(address, self->credentials_.back(), &ports[i]);
   }
   for (grpc::Service* service : services) builder.RegisterService(service);
   if (options.all_else != nullptr) builder.RegisterCallbackGenericService(options.all_else);

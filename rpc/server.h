@@ -9,12 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/tls/tls_files.h"
 #include "base/unique_fd.h"
 #include "rpc/open_streams.h"
 
 namespace grpc {
 class CallbackGenericService;
 class Server;
+class ServerCredentials;
 class Service;
 }  // namespace grpc
 
@@ -34,6 +36,8 @@ struct ServerOptions {
   const OpenStreams* answers = nullptr;
   // Handles every method that no service implements. Borrowed; null: UNIMPLEMENTED.
   grpc::CallbackGenericService* all_else = nullptr;
+  // Of the addresses that it covers; the others are not encrypted.
+  TcpTls tls = {};
 };
 
 // Thread-safe. The services are borrowed and must outlive the server. Health ("" and each service)
@@ -61,6 +65,8 @@ class Server {
   Server();
 
   std::vector<UniqueFd> locks_;
+  // Shared with gRPC, whose builder lets go of them while its server still uses them.
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> credentials_;
   std::vector<std::string> addresses_;
   const OpenStreams* answers_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
