@@ -81,6 +81,11 @@ std::string Refusal(const std::string& text) {
   return std::string(status.message());
 }
 
+bool IsTaken(const std::string& text) {
+  absl::StatusOr<proto::Config> config = ParseConfig(text, "test");
+  return config.ok() && FillDefaults(&*config).ok();
+}
+
 TEST(Config, RangeErrorsNameTheWholePathValueAndLimits) {
   EXPECT_THAT(Refusal("store { memory_pressure_percent: 101 }"),
               HasSubstr("store.memory_pressure_percent is 101; it must be"));
@@ -218,6 +223,20 @@ TEST(Config, ARefusedValueIsNamedWithThePlaceWhereItWasWritten) {
             "override 'model.threads=3000': model.threads is 3000; it must be between 1 and 1024");
 }
 
+TEST(Config, ListsHaveAPlaceToo) {
+  const ConfigFile good(
+      "store { public_system_prompts: \"a\" public_system_prompts: \"b\" }\n"
+      "orchestrator { app_budgets { app: \"mail\" tokens_per_day: 5 } app_budgets { app: \"*\" } "
+      "}\n");
+  const auto read = LoadConfig(good.path());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->orchestrator().app_budgets(0).tokens_per_day(), 5u);
+  EXPECT_EQ(read->store().public_system_prompts_size(), 2);
+  const ConfigFile bad("orchestrator {\n  http_web_origins: \"*\"\n  http_web_origins: \"b\"\n}\n");
+  EXPECT_THAT(std::string(LoadConfig(bad.path()).status().message()),
+              HasSubstr(bad.path() + ":2:3: orchestrator.http_web_origins is \"b\""));
+}
+
 TEST(Config, EveryErrorIsFoundAndTheRestCanBeUsed) {
   const ConfigFile file(
       "log_level: \"debug\"\n"
@@ -278,6 +297,46 @@ TEST(Config, AppsAreServedInRunDirWhateverElseIsListenedOn) {
   EXPECT_THAT(AppAddresses(config), ElementsAre("127.0.0.1:7411", "unix:/run/here/withy.sock"));
   config.mutable_orchestrator()->set_listen("unix:/run/./here/withy.sock");
   EXPECT_THAT(AppAddresses(config), ElementsAre("unix:/run/./here/withy.sock"));
+}
+
+TEST(Config, WhatIsOpenToANetworkNeedsTlsOrTheWordForNone) {
+  for (const char* field :
+       {"orchestrator.listen", "orchestrator.http_listen", "profiler.metrics_listen"}) {
+    const std::string path = field;
+    const std::string section = path.substr(0, path.find('.'));
+    const std::string open =
+        section + " { " + path.substr(section.size() + 1) + ": \"192.168.0.2:80\" } ";
+    EXPECT_THAT(Refusal(open),
+                AllOf(HasSubstr(path + " is \"192.168.0.2:80\""), HasSubstr("tls.certificate_file"),
+                      HasSubstr("tls.allow_plaintext_tcp")));
+    EXPECT_TRUE(IsTaken(open + "tls { allow_plaintext_tcp: true }"));
+    EXPECT_TRUE(IsTaken(open + "tls { certificate_file: \"/a\" key_file: \"/b\" }"));
+  }
+  // The workers' addresses speak no TLS.
+  const std::string store = "store { listen: \"0.0.0.0:80\" } ";
+  EXPECT_THAT(Refusal(store + "tls { certificate_file: \"/a\" key_file: \"/b\" }"),
+              HasSubstr("store.listen"));
+  EXPECT_TRUE(IsTaken(store + "tls { allow_plaintext_tcp: true }"));
+  EXPECT_TRUE(IsTaken("orchestrator { listen: \"127.0.0.1:80\" http_listen: \"[::1]:80\" }"));
+}
+
+TEST(Config, FilesOfTlsBelongTogether) {
+  EXPECT_THAT(Refusal("tls { certificate_file: \"/a\" }"), HasSubstr("tls.key_file"));
+  EXPECT_THAT(Refusal("tls { key_file: \"/a\" }"), HasSubstr("tls.certificate_file"));
+  EXPECT_THAT(Refusal("tls { client_ca_file: \"/a\" }"), HasSubstr("tls.client_ca_file"));
+  EXPECT_THAT(Refusal("tls { on_loopback: true }"), HasSubstr("tls.on_loopback"));
+  EXPECT_THAT(Refusal("tls { certificate_file: \"a\" key_file: \"/b\" }"),
+              HasSubstr("absolute path"));
+}
+
+TEST(Config, BudgetsNameEachAppOnce) {
+  EXPECT_TRUE(
+      IsTaken("orchestrator { app_budgets { app: \"mail\" tokens_per_day: 5 } "
+              "app_budgets { app: \"*\" } }"));
+  EXPECT_THAT(Refusal("orchestrator { app_budgets { app: \"a\" } app_budgets { app: \"a\" } }"),
+              HasSubstr("one entry"));
+  EXPECT_THAT(Refusal("orchestrator { app_budgets { tokens_per_day: 5 } }"),
+              HasSubstr("orchestrator.app_budgets is an entry without an app"));
 }
 
 TEST(ListenAddress, IsASocketsAbsolutePathOrAHostWithAPort) {

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr char kAppSocket[] = "withy.sock";
+constexpr char kMetricsListen[] = "127.0.0.1:9464";
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
@@ -115,7 +117,11 @@ void NoteOrigins(const google::protobuf::Message& message, const TextFormat::Par
   message.GetReflection()->ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
     const std::string path = prefix + field->name();
-    if (field->message_type() != nullptr) {
+    if (field->is_repeated()) {
+      // What is wrong in one of them is told with its value; its place is that of the first.
+      const TextFormat::ParseLocation at = places.GetLocation(field, 0);
+      (*origins)[path] = absl::StrCat(file, ":", at.line + 1, ":", at.column + 1);
+    } else if (field->message_type() != nullptr) {
       const TextFormat::ParseInfoTree* nested = places.GetTreeForNested(field, -1);
       if (nested == nullptr) continue;
       NoteOrigins(message.GetReflection()->GetMessage(message, field), *nested, file, path + ".",
@@ -357,6 +363,86 @@ void CheckWebOrigins(Filler& filler, const proto::OrchestratorConfig& orchestrat
   }
 }
 
+// Files of TLS: all that belong together, by absolute paths.
+void CheckTlsFiles(Filler& filler, const proto::TlsConfig& tls) {
+  const bool certificate = !tls.certificate_file().empty();
+  const bool key = !tls.key_file().empty();
+  if (certificate != key) {
+    filler.Refuse(certificate ? "tls.key_file" : "tls.certificate_file", Quoted(""),
+                  absl::StrCat("it must be set, because tls.",
+                               certificate ? "certificate_file" : "key_file", " is"));
+  }
+  if (!tls.client_ca_file().empty() && !certificate) {
+    filler.Refuse("tls.client_ca_file", Quoted(tls.client_ca_file()),
+                  "set tls.certificate_file and tls.key_file, too, or leave it out");
+  }
+  if (tls.on_loopback() && !certificate) {
+    filler.Refuse("tls.on_loopback", "true",
+                  "set tls.certificate_file and tls.key_file, too, or leave it out");
+  }
+  const std::pair<const char*, const std::string&> files[] = {
+      {"tls.certificate_file", tls.certificate_file()},
+      {"tls.key_file", tls.key_file()},
+      {"tls.client_ca_file", tls.client_ca_file()}};
+  for (const auto& [path, file] : files) {
+    if (file.empty() || file.starts_with('/')) continue;
+    filler.Refuse(path, Quoted(file), "it must be an absolute path");
+  }
+}
+
+// Refuses what would be open to a network in the clear.
+void CheckPlaintext(Filler& filler, proto::Config* config, const std::string& run) {
+  if (config->tls().allow_plaintext_tcp()) return;
+  struct Address {
+    const char* path;
+    bool has_tls;
+    std::string* listen;
+    std::string safe;
+  };
+  const Address addresses[] = {
+      {"orchestrator.listen", true, config->mutable_orchestrator()->mutable_listen(),
+       run + kAppSocket},
+      {"orchestrator.http_listen", true, config->mutable_orchestrator()->mutable_http_listen(), ""},
+      {"profiler.metrics_listen", true, config->mutable_profiler()->mutable_metrics_listen(),
+       kMetricsListen},
+      {"model.listen", false, config->mutable_model()->mutable_listen(), run + "model_worker.sock"},
+      {"draft.listen", false, config->mutable_draft()->mutable_listen(), run + "draft_worker.sock"},
+      {"store.listen", false, config->mutable_store()->mutable_listen(),
+       run + "context_store.sock"},
+      {"profiler.listen", false, config->mutable_profiler()->mutable_listen(),
+       run + "profiler_agent.sock"}};
+  for (const Address& at : addresses) {
+    const bool local = at.listen->empty() || *at.listen == "off" ||
+                       at.listen->starts_with(kUnixPrefix) || IsLoopback(*at.listen);
+    if (local || (at.has_tls && !config->tls().certificate_file().empty())) continue;
+    filler.Refuse(at.path, Quoted(*at.listen),
+                  at.has_tls ? "it is open to a network in the clear: set tls.certificate_file and "
+                               "tls.key_file, or listen on 127.0.0.1 (behind a tunnel), or set "
+                               "tls.allow_plaintext_tcp"
+                             : "it is open to a network without encryption or tokens: listen on a "
+                               "unix socket or 127.0.0.1, or set tls.allow_plaintext_tcp");
+    *at.listen = at.safe;
+  }
+}
+
+void CheckAppBudgets(Filler& filler, const proto::OrchestratorConfig& orchestrator) {
+  constexpr int kMostBudgets = 4096;
+  const std::string path = "orchestrator.app_budgets";
+  if (orchestrator.app_budgets_size() > kMostBudgets) {
+    filler.Refuse(path, absl::StrCat("a list of ", orchestrator.app_budgets_size()),
+                  absl::StrCat("at most ", kMostBudgets, " are possible"));
+  }
+  std::set<std::string> apps;
+  for (const proto::AppBudget& budget : orchestrator.app_budgets()) {
+    if (budget.app().empty()) {
+      filler.Refuse(path, "an entry without an app", "app must be the name of an app, or *");
+    } else if (!apps.insert(budget.app()).second) {
+      filler.Refuse(path, absl::StrCat("a second entry for ", Quoted(budget.app())),
+                    "an app may have one entry only");
+    }
+  }
+}
+
 void Fill(Filler& filler, proto::Config* config) {
   filler.LogLevel(config->mutable_log_level());
   filler.Directory(
@@ -373,6 +459,7 @@ void Fill(Filler& filler, proto::Config* config) {
   filler.Listen("orchestrator.listen", run + kAppSocket, orchestrator->mutable_listen());
   filler.Tcp("orchestrator.http_listen", "", orchestrator->mutable_http_listen());
   CheckWebOrigins(filler, *orchestrator);
+  CheckAppBudgets(filler, *orchestrator);
   WITHY_FILL("orchestrator", orchestrator, queue_limit, 64, 1, 100000);
   WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
   WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);
@@ -406,11 +493,13 @@ void Fill(Filler& filler, proto::Config* config) {
   proto::ProfilerConfig* profiler = config->mutable_profiler();
   filler.Listen("profiler.listen", run + "profiler_agent.sock", profiler->mutable_listen());
   if (profiler->metrics_listen() != "off") {
-    filler.Tcp("profiler.metrics_listen", "127.0.0.1:9464", profiler->mutable_metrics_listen());
+    filler.Tcp("profiler.metrics_listen", kMetricsListen, profiler->mutable_metrics_listen());
   }
   WITHY_FILL("profiler", profiler, poll_ms, 50, 1, 1000);
   WITHY_FILL("profiler", profiler, slo_objective_per_mille, 990, 1, 999);
   WITHY_FILL("profiler", profiler, kernel_spans_per_mille, 3, 1, 1000);
+  CheckTlsFiles(filler, config->tls());
+  CheckPlaintext(filler, config, run);
 }
 
 // Reads what can be read, without defaults, and names all that cannot.

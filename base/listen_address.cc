@@ -116,6 +116,14 @@ absl::Status CheckListenAddress(std::string_view address) {
       "\" is not a listen address; write unix:/PATH, or HOST:PORT with a port from 0 to 65535"));
 }
 
+bool IsLoopback(std::string_view address) {
+  const std::string_view host = address.substr(0, address.rfind(':'));
+  if (host == "localhost" || host == "[::1]") return true;
+  // "127.example.org" is a name.
+  return host.starts_with("127.") &&
+         host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
+
 absl::StatusOr<UniqueFd> ClaimSocket(const std::string& path, std::string_view process) {
   if (path.size() > kMaxPathBytes) {
     return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " has ", path.size(),

@@ -17,6 +17,10 @@ inline constexpr std::string_view kUnixPrefix = "unix:";
 // an IPv6 host stands in brackets. Errors: INVALID_ARGUMENT naming the address and both forms.
 absl::Status CheckListenAddress(std::string_view address);
 
+// Whether `address`, a valid one, is TCP on the loopback: 127.0.0.0/8, [::1] or localhost. Looks up
+// no names. Pure.
+bool IsLoopback(std::string_view address);
+
 // Reserves the unix socket at `path` for this process while the result lives, by a lock on
 // PATH.lock, and removes the socket of a dead process. Nothing else is ever removed: no socket with
 // a listener, no file, directory, link, pipe or device. `process` appears in errors. Errors:

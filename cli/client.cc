@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -13,11 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
 #include "base/environment.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "cli/config/service_address.h"
 #include "cli/models/token_files.h"
 #include "rpc/channel.h"
 #include "rpc/status.h"
+#include "rpc/tls_credentials.h"
 #include "withy/v1/context_store.grpc.pb.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 #include "withy/v1/profiler.grpc.pb.h"
@@ -37,13 +40,34 @@ constexpr char kUnix[] = "unix:";
 // The called process.
 struct Peer {
   Peer() = default;
-  Peer(const char* name, std::string where)
-      : process(name), address(std::move(where)), channel(rpc::Connect(address)) {}
+  Peer(const char* name, std::string where, const rpc::ClientTls* tls = nullptr)
+      : process(name), address(std::move(where)), channel(rpc::Connect(address, tls)) {}
 
   const char* process = "";
   std::string address;
   std::shared_ptr<grpc::Channel> channel;
 };
+
+// What --ca, --cert and --key say; nullopt: no TLS. Errors: INVALID_ARGUMENT, those of the files.
+absl::StatusOr<std::optional<rpc::ClientTls>> TlsOf(const Args& args, const std::string& address) {
+  constexpr size_t kMostPemBytes = 1 << 20;
+  const std::string ca = args.Get("ca", Environment("WITHY_CA"));
+  if (args.Has("cert") != args.Has("key") || (args.Has("cert") && ca.empty())) {
+    return absl::InvalidArgumentError("give --ca, --cert and --key together, or --ca alone");
+  }
+  if (ca.empty()) return std::nullopt;
+  if (address.starts_with(kUnix)) {
+    if (!args.Has("ca")) return std::nullopt;  // WITHY_CA is for other commands
+    return absl::InvalidArgumentError(absl::StrCat("--ca is for TCP, and ", address,
+                                                   " is a unix socket: give --address HOST:PORT"));
+  }
+  rpc::ClientTls tls;
+  WITHY_ASSIGN_OR_RETURN(tls.ca_pem, ReadRegularFile(ca, kMostPemBytes));
+  if (!args.Has("cert")) return tls;
+  WITHY_ASSIGN_OR_RETURN(tls.certificate_pem, ReadRegularFile(args.Get("cert"), kMostPemBytes));
+  WITHY_ASSIGN_OR_RETURN(tls.key_pem, ReadRegularFile(args.Get("key"), kMostPemBytes));
+  return tls;
+}
 
 // Messages of gRPC servers for an unknown method: C++ none, Go and Python those below, a plain
 // HTTP/2 server the last. withy's own UNIMPLEMENTED errors name a field of the request.
@@ -101,6 +125,8 @@ struct Client::Impl {
   Peer profiler;
   std::string token;
   std::string token_source;
+  bool encrypted = false;
+  bool certified = false;  // the app has a certificate
   std::unique_ptr<v1::LlmService::Stub> stub;
   std::unique_ptr<v1::ContextStore::Stub> store_stub;
   std::unique_ptr<v1::Profiler::Stub> profiler_stub;
@@ -134,11 +160,19 @@ struct Client::Impl {
                        ": the service is for root and members of its group; "
                        "`usermod -aG withy USER` as root adds one, from the next login on"));
     }
+    if (absl::IsUnavailable(plain) && !connected && encrypted && &peer == &orchestrator) {
+      return absl::UnavailableError(absl::StrCat(
+          "no TLS with withy at ", peer.address, " (", plain.message(),
+          "): --ca must name the CA of its certificate, the certificate must name the host of "
+          "--address, and a service that asks for certificates needs --cert and --key"));
+    }
     if (absl::IsUnavailable(plain) && !connected) {
-      return absl::UnavailableError(absl::StrCat("withy does not answer at ", peer.address,
-                                                 ": is it running? Start it with `./withy up` or "
-                                                 "`systemctl start withy.target`, or give its "
-                                                 "address with --address or WITHY_ADDRESS"));
+      return absl::UnavailableError(
+          absl::StrCat("withy does not answer at ", peer.address,
+                       ": is it running? Start it with `./withy up` or "
+                       "`systemctl start withy.target`, or give its "
+                       "address with --address or WITHY_ADDRESS",
+                       peer.address.starts_with(kUnix) ? "" : "; where it speaks TLS, give --ca"));
     }
     if (absl::IsDeadlineExceeded(plain)) {
       return absl::DeadlineExceededError(
@@ -152,7 +186,7 @@ struct Client::Impl {
           "the server at ", peer.address, " is not withy's ", peer.process,
           ", or has another version: give its address with --address or WITHY_ADDRESS"));
     }
-    if (absl::IsUnauthenticated(plain)) return ExplainUnauthenticated();
+    if (absl::IsUnauthenticated(plain) && !certified) return ExplainUnauthenticated();
     const auto& trailing = context.GetServerTrailingMetadata();
     if (const auto hint = trailing.find(rpc::kRetryAfterKey); hint != trailing.end()) {
       return absl::Status(
@@ -173,6 +207,18 @@ struct Client::Impl {
     Response response;
     const grpc::Status status = (stub.get()->*method)(&context, request, &response);
     if (!status.ok()) return Explain(status, context, orchestrator, kUnaryDeadline);
+    return response;
+  }
+
+  template <typename Response, typename Request>
+  absl::StatusOr<Response> CallProfiler(
+      grpc::Status (v1::Profiler::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+      const Request& request) const {
+    grpc::ClientContext context;
+    rpc::SetTimeout(&context, kUnaryDeadline.timeout);
+    Response response;
+    const grpc::Status status = (profiler_stub.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Explain(status, context, profiler, kUnaryDeadline);
     return response;
   }
 
@@ -223,7 +269,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
                 Beside(address, config, config.store().listen(), "context_store.sock")};
   impl.profiler = {"profiler_agent",
                    Beside(address, config, config.profiler().listen(), "profiler_agent.sock")};
-  impl.orchestrator = {"orchestrator", address};
+  WITHY_ASSIGN_OR_RETURN(const std::optional<rpc::ClientTls> tls, TlsOf(args, address));
+  impl.encrypted = tls.has_value();
+  impl.certified = args.Has("cert");
+  impl.orchestrator = {"orchestrator", address, tls.has_value() ? &*tls : nullptr};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
   impl.store_stub = v1::ContextStore::NewStub(impl.store.channel);
   impl.profiler_stub = v1::Profiler::NewStub(impl.profiler.channel);
@@ -315,21 +364,16 @@ absl::StatusOr<v1::EndBackupResponse> Client::EndBackup(const v1::EndBackupReque
 }
 
 absl::StatusOr<v1::GetPhasesResponse> Client::GetPhases(const v1::GetPhasesRequest& request) {
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, kUnaryDeadline.timeout);
-  v1::GetPhasesResponse response;
-  const grpc::Status status = impl_->profiler_stub->GetPhases(&context, request, &response);
-  if (!status.ok()) return impl_->Explain(status, context, impl_->profiler, kUnaryDeadline);
-  return response;
+  return impl_->CallProfiler(&v1::Profiler::Stub::GetPhases, request);
 }
-
 absl::StatusOr<v1::GetSpansResponse> Client::GetSpans(const v1::GetSpansRequest& request) {
-  grpc::ClientContext context;
-  rpc::SetTimeout(&context, kUnaryDeadline.timeout);
-  v1::GetSpansResponse response;
-  const grpc::Status status = impl_->profiler_stub->GetSpans(&context, request, &response);
-  if (!status.ok()) return impl_->Explain(status, context, impl_->profiler, kUnaryDeadline);
-  return response;
+  return impl_->CallProfiler(&v1::Profiler::Stub::GetSpans, request);
+}
+absl::StatusOr<v1::ListCallsResponse> Client::ListCalls(const v1::ListCallsRequest& request) {
+  return impl_->CallProfiler(&v1::Profiler::Stub::ListCalls, request);
+}
+absl::StatusOr<v1::ExplainCallResponse> Client::ExplainCall(const v1::ExplainCallRequest& request) {
+  return impl_->CallProfiler(&v1::Profiler::Stub::ExplainCall, request);
 }
 
 absl::Status Client::CaptureTimeline(

@@ -76,6 +76,8 @@ class Client {
 
   // RPCs of profiler_agent: likewise.
   absl::StatusOr<v1::GetPhasesResponse> GetPhases(const v1::GetPhasesRequest& request);
+  absl::StatusOr<v1::ListCallsResponse> ListCalls(const v1::ListCallsRequest& request);
+  absl::StatusOr<v1::ExplainCallResponse> ExplainCall(const v1::ExplainCallRequest& request);
   absl::StatusOr<v1::GetSpansResponse> GetSpans(const v1::GetSpansRequest& request);
   // `take` ends the capture early by returning false; that is OK, too.
   absl::Status CaptureTimeline(const v1::CaptureTimelineRequest& request,

@@ -24,12 +24,16 @@ std::vector<Flag> WithConnection(std::vector<Flag> flags) {
 }
 
 std::vector<Flag> ConnectionFlags() {
-  return {{"address", "ADDRESS",
-           "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
-          {"app", "NAME",
-           "use the token that `apps bind NAME` stored (default: of the app bound last)"},
-          {"token", "TOKEN", "use this token (WITHY_TOKEN)"},
-          {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
+  return {
+      {"address", "ADDRESS",
+       "unix:PATH or HOST:PORT of the service (WITHY_ADDRESS; default: the configuration's)"},
+      {"app", "NAME",
+       "use the token that `apps bind NAME` stored (default: of the app bound last)"},
+      {"token", "TOKEN", "use this token (WITHY_TOKEN)"},
+      {"ca", "FILE", "speak TLS; PEM file of the CA of the service's certificate (WITHY_CA)"},
+      {"cert", "FILE", "PEM file of the app's certificate, with --key; no token is needed then"},
+      {"key", "FILE", "PEM file of its private key"},
+      {"config", "FILE", "the service's configuration (default /etc/withy/withy.textproto)"}};
 }
 
 }  // namespace withy::cli

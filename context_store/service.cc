@@ -50,7 +50,9 @@ grpc::ServerUnaryReactor* ContextStoreService::BindApp(Context* context,
 grpc::ServerUnaryReactor* ContextStoreService::AuthenticateApp(
     Context* context, const v1::AuthenticateAppRequest* request,
     v1::AuthenticateAppResponse* response) {
-  const absl::StatusOr<AppIdentity> app = store_.apps().Authenticate(request->token());
+  const absl::StatusOr<AppIdentity> app =
+      request->certified_app().empty() ? store_.apps().Authenticate(request->token())
+                                       : store_.apps().FindCertified(request->certified_app());
   if (app.ok()) {
     response->set_app_id(app->app_id);
     response->set_app(app->name);

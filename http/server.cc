@@ -37,9 +37,9 @@ void Raise(const UniqueFd& event) {
 
 }  // namespace
 
-Exchange::Exchange(UniqueFd fd, RequestParser parser, std::string rest, int stop,
+Exchange::Exchange(Socket socket, RequestParser parser, std::string rest, int stop,
                    const ServerOptions& options)
-    : fd_(std::move(fd)),
+    : socket_(std::move(socket)),
       parser_(std::move(parser)),
       rest_(std::move(rest)),
       stop_(stop),
@@ -49,7 +49,8 @@ bool Exchange::Await(short events, int64_t deadline_ns) {
   while (true) {
     const int64_t now = SteadyNow();
     if (now >= deadline_ns) return false;
-    pollfd polled[] = {{fd_.get(), events, 0}, {stopping_ ? -1 : stop_, POLLIN, 0}};
+    pollfd polled[] = {{socket_.fd(), socket_.EventsFor(events), 0},
+                       {stopping_ ? -1 : stop_, POLLIN, 0}};
     if (poll(polled, 2, MillisLeft(deadline_ns, now)) < 0) continue;
     if (polled[0].revents != 0) return true;
     if (polled[1].revents == 0) continue;
@@ -71,12 +72,14 @@ std::optional<Failure> Exchange::ReadBody(std::string* body) {
       next.remove_prefix(parser_.Feed(next));
       continue;
     }
-    if (!Await(POLLIN, std::min(whole_ns, SteadyNow() + options_.body_idle_ns))) {
+    // Not polled before: TLS may have decrypted more than was taken.
+    const bool late = SteadyNow() >= whole_ns;
+    const ssize_t got = late ? -1 : socket_.Receive(bytes.data(), bytes.size());
+    if (late || (got < 0 && TryAgain())) {
+      if (Await(POLLIN, std::min(whole_ns, SteadyNow() + options_.body_idle_ns))) continue;
       if (stopping_) return Failure{503, "the service ends: try again"};
       return Failure{408, "the request's body did not arrive in time: " + parser_.Missing()};
     }
-    const ssize_t got = recv(fd_.get(), bytes.data(), bytes.size(), 0);
-    if (got < 0 && TryAgain()) continue;
     if (got <= 0) {
       return Failure{400, "the request's body ended too early: " + parser_.Missing()};
     }
@@ -89,7 +92,7 @@ std::optional<Failure> Exchange::ReadBody(std::string* body) {
 
 bool Exchange::Send(std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = socket_.Send(bytes);
     if (sent < 0) {
       if (!TryAgain() || !Await(POLLOUT, SteadyNow() + options_.write_ns)) return false;
       continue;
@@ -102,6 +105,7 @@ bool Exchange::Send(std::string_view bytes) {
 Server::Server(UniqueFd listener, const ServerOptions& options, Handlers handlers)
     : options_(options),
       handlers_(std::move(handlers)),
+      tls_(options.tls == nullptr ? nullptr : std::make_unique<TlsAcceptor>(options.tls)),
       listener_(std::move(listener)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -138,7 +142,8 @@ void Server::Serve() {
                                   {accepts ? listener_.get() : -1, POLLIN, 0}};
     for (const Connection& connection : connections_) {
       const bool answers = connection.state == State::kAnswering;
-      polled.push_back({connection.fd.get(), static_cast<short>(answers ? POLLOUT : POLLIN), 0});
+      polled.push_back(
+          {connection.socket.fd(), connection.socket.EventsFor(answers ? POLLOUT : POLLIN), 0});
     }
     if (poll(polled.data(), polled.size(), TimeoutMs(before)) < 0) continue;
     if (polled[0].revents != 0) return;
@@ -171,15 +176,22 @@ void Server::AcceptAll() {
       accept_again_ns_ = SteadyNow() + kDescriptorsNs;
       return;
     }
-    const int yes = 1;  // an answer's tokens are sent one by one
-    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    if (connections_.size() >= options_.connections) MakeRoom();
-    Connection connection{.fd = std::move(fd),
-                          .parser = RequestParser(options_.limits),
-                          .deadline_ns = SteadyNow() + options_.head_ns};
-    // A request usually arrives with its connection.
-    if (Advance(connection)) connections_.push_back(std::move(connection));
+    Accepted(std::move(fd));
   }
+}
+
+void Server::Accepted(UniqueFd fd) {
+  const int yes = 1;  // an answer's tokens are sent one by one
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  absl::StatusOr<Socket> socket =
+      tls_ == nullptr ? absl::StatusOr<Socket>(Socket(std::move(fd))) : tls_->Begin(std::move(fd));
+  if (!socket.ok()) return;  // the client sees the connection closed
+  if (connections_.size() >= options_.connections) MakeRoom();
+  Connection connection{.socket = *std::move(socket),
+                        .parser = RequestParser(options_.limits),
+                        .deadline_ns = SteadyNow() + options_.head_ns};
+  // A request usually arrives with its connection.
+  if (Advance(connection)) connections_.push_back(std::move(connection));
 }
 
 void Server::MakeRoom() {
@@ -193,14 +205,14 @@ void Server::MakeRoom() {
 void Server::TakeAnswered() {
   uint64_t ignored = 0;
   (void)!read(wake_.get(), &ignored, sizeof ignored);
-  std::vector<UniqueFd> answered;
+  std::vector<Socket> answered;
   {
     absl::MutexLock lock(&mutex_);
     answered.swap(answered_);
   }
-  for (UniqueFd& fd : answered) {
+  for (Socket& socket : answered) {
     if (connections_.size() >= options_.connections) MakeRoom();
-    Connection connection{.fd = std::move(fd), .parser = RequestParser(options_.limits)};
+    Connection connection{.socket = std::move(socket), .parser = RequestParser(options_.limits)};
     if (BeginHangUp(connection)) connections_.push_back(std::move(connection));
   }
 }
@@ -226,8 +238,9 @@ bool Server::Advance(Connection& connection) {
 bool Server::Read(Connection& connection) {
   std::array<char, 4096> bytes;
   while (true) {
-    const ssize_t got = recv(connection.fd.get(), bytes.data(), bytes.size(), 0);
-    if (got < 0) return TryAgain();
+    const ssize_t got = connection.socket.Receive(bytes.data(), bytes.size());
+    // A refused handshake: its alert is to arrive before the connection is closed.
+    if (got < 0) return TryAgain() || (connection.socket.encrypted() && BeginHangUp(connection));
     if (got == 0) return false;
     connection.spoke = true;
     const std::string_view came(bytes.data(), static_cast<size_t>(got));
@@ -252,7 +265,7 @@ bool Server::Dispatch(Connection& connection, std::string rest) {
   if (executor_ == nullptr) return false;
   // Shared with the queue, which copies its tasks.
   const auto exchange =
-      std::make_shared<Exchange>(std::move(connection.fd), std::move(connection.parser),
+      std::make_shared<Exchange>(std::move(connection.socket), std::move(connection.parser),
                                  std::move(rest), stop_.get(), options_);
   const auto answer = [this, exchange] {
     handlers_.answer(*exchange);
@@ -263,7 +276,7 @@ bool Server::Dispatch(Connection& connection, std::string rest) {
     Raise(wake_);
   };
   if (executor_->Run(answer)) return false;
-  connection.fd = exchange->TakeSocket();
+  connection.socket = exchange->TakeSocket();
   return Refuse(connection, {503, "all threads for HTTP are taken: try again later"},
                 exchange->head());
 }
@@ -282,8 +295,8 @@ bool Server::BeginAnswer(Connection& connection, std::string answer) {
 
 bool Server::Write(Connection& connection) {
   while (connection.sent < connection.answer.size()) {
-    const ssize_t sent = send(connection.fd.get(), connection.answer.data() + connection.sent,
-                              connection.answer.size() - connection.sent, MSG_NOSIGNAL);
+    const ssize_t sent =
+        connection.socket.Send(std::string_view(connection.answer).substr(connection.sent));
     if (sent < 0) return TryAgain();
     connection.sent += static_cast<size_t>(sent);
   }
@@ -292,15 +305,14 @@ bool Server::Write(Connection& connection) {
 
 // To close at once would discard the answer where the client still sends.
 bool Server::BeginHangUp(Connection& connection) {
-  shutdown(connection.fd.get(), SHUT_WR);
+  connection.socket.EndSending();
   connection.state = State::kHangingUp;
   connection.deadline_ns = SteadyNow() + options_.hang_up_ns;
   return AwaitHangUp(connection);
 }
 
 bool Server::AwaitHangUp(Connection& connection) {
-  std::array<char, 65536> ignored;
-  const ssize_t got = recv(connection.fd.get(), ignored.data(), ignored.size(), 0);
+  const ssize_t got = connection.socket.Discard();
   return got > 0 || (got < 0 && TryAgain());
 }
 

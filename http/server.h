@@ -4,7 +4,8 @@
 // answered at once, by bytes that the one thread writes as the client takes them. Neighbours:
 // request_parser.h reads requests, status.h has the words of a status.
 //
-// One request a connection: each answer says `Connection: close`. No TLS, no compression.
+// One request a connection: each answer says `Connection: close`. In TLS where it is asked for. No
+// compression.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,11 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/executor.h"
+#include "base/tls/tls_files.h"
 #include "base/unique_fd.h"
 #include "http/request_parser.h"
+#include "http/socket.h"
+#include "http/tls.h"
 
 namespace withy::http {
 
@@ -41,18 +45,22 @@ struct ServerOptions {
   int64_t body_ns = 60 * kNanosPerSecond;
   int64_t write_ns = 10 * kNanosPerSecond;
   int64_t hang_up_ns = 2 * kNanosPerSecond;
+  // Clients must speak TLS; shared with the process's other servers. Null: they must not.
+  std::shared_ptr<TlsSource> tls = nullptr;
 };
 
 // A request whose head has arrived, and the way to its client. For one thread.
 class Exchange {
  public:
   // `stop`: an eventfd that is readable once the server ends; borrowed.
-  Exchange(UniqueFd fd, RequestParser parser, std::string rest, int stop,
+  Exchange(Socket socket, RequestParser parser, std::string rest, int stop,
            const ServerOptions& options);
 
   const RequestHead& head() const { return parser_.head(); }
   // The connection, to see whether the client is there.
-  int fd() const { return fd_.get(); }
+  int fd() const { return socket_.fd(); }
+  // As Socket::CertifiedName.
+  std::string CertifiedName() const { return socket_.CertifiedName(); }
 
   // Reads the body to its end; a client that waits for 100 (Continue) gets it first. Nullopt, and
   // the body; or why there is none: what RequestParser refuses, 400 for a body that ends too early,
@@ -61,13 +69,14 @@ class Exchange {
   // False: the client did not take it in time, or has gone.
   bool Send(std::string_view bytes);
 
-  UniqueFd TakeSocket() { return std::move(fd_); }
+  Socket TakeSocket() { return std::move(socket_); }
 
  private:
-  // Waits for `events`. False: not by `deadline_ns`. Soon after the server was told to end, too.
+  // Waits for `events`, or what TLS waits for instead. False: not by `deadline_ns`. Soon after the
+  // server was told to end, too.
   bool Await(short events, int64_t deadline_ns);
 
-  UniqueFd fd_;
+  Socket socket_;
   RequestParser parser_;
   std::string rest_;  // came with the head
   const int stop_;
@@ -104,7 +113,7 @@ class Server {
   // In the order in which they are closed for others.
   enum class State { kHangingUp, kReading, kAnswering };
   struct Connection {
-    UniqueFd fd;
+    Socket socket;
     State state = State::kReading;
     RequestParser parser;
     int64_t deadline_ns = 0;
@@ -117,6 +126,7 @@ class Server {
   void Serve();
   int TimeoutMs(int64_t now_ns) const;
   void AcceptAll();
+  void Accepted(UniqueFd fd);
   void MakeRoom();
   void TakeAnswered();
   // These return false if the connection is to be closed, or is another's now.
@@ -131,14 +141,15 @@ class Server {
 
   const ServerOptions options_;
   const Handlers handlers_;
+  const std::unique_ptr<TlsAcceptor> tls_;  // null: plain
   UniqueFd listener_;
   UniqueFd stop_;  // eventfds
   UniqueFd wake_;
   std::vector<Connection> connections_;  // of the thread that reads heads; oldest first
   int64_t accept_again_ns_ = 0;          // the process had no descriptors left
   absl::Mutex mutex_;
-  std::vector<UniqueFd> answered_ ABSL_GUARDED_BY(mutex_);  // to be closed
-  std::unique_ptr<Executor> executor_;                      // null: everything is answered at once
+  std::vector<Socket> answered_ ABSL_GUARDED_BY(mutex_);  // to be closed
+  std::unique_ptr<Executor> executor_;                    // null: everything is answered at once
   std::thread thread_;
 };
 

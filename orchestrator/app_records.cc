@@ -11,28 +11,48 @@ namespace {
 // How long a token that the operator renewed or removed may still be honoured (docs/operations.md).
 constexpr int64_t kAuthTtlNs = 10 * kNanosPerSecond;
 constexpr size_t kAuthEntries = 1024;
+// More than apps can be registered at one time.
+constexpr size_t kKnownApps = 8192;
 
 }  // namespace
 
 AppRecords::AppRecords(Backends& backends, const Clock& clock)
-    : backends_(backends), clock_(clock), auth_(kAuthTtlNs, kAuthEntries) {}
+    : backends_(backends),
+      clock_(clock),
+      auth_(kAuthTtlNs, kAuthEntries),
+      certified_(kAuthTtlNs, kAuthEntries) {}
 
-absl::StatusOr<std::string> AppRecords::Authenticate(std::string_view token, absl::Time deadline) {
-  if (token.empty()) {
+absl::StatusOr<std::string> AppRecords::Authenticate(const Caller& caller, absl::Time deadline) {
+  const bool by_name = caller.certified_app.has_value();
+  const std::string& shown = by_name ? *caller.certified_app : caller.token;
+  if (shown.empty()) {
+    if (by_name) {
+      return absl::UnauthenticatedError(
+          "the client's certificate has neither a common name nor a DNS name: make one that names "
+          "an app");
+    }
     return absl::UnauthenticatedError(
         "no token: send the metadata `authorization: Bearer TOKEN`; `withyctl apps bind NAME` "
         "makes a token");
   }
-  if (auto app_id = auth_.Find(token, clock_.SteadyNanos())) return *app_id;
+  AuthCache& cache = by_name ? certified_ : auth_;
+  if (auto app_id = cache.Find(shown, clock_.SteadyNanos()); app_id && KnowsName(*app_id)) {
+    return *app_id;
+  }
   v1::AuthenticateAppRequest request;
-  request.set_token(std::string(token));
+  by_name ? request.set_certified_app(shown) : request.set_token(shown);
   WITHY_ASSIGN_OR_RETURN(const v1::AuthenticateAppResponse app,
                          backends_.AuthenticateApp(request, deadline));
-  auth_.Put(token, app.app_id(), clock_.SteadyNanos());
+  cache.Put(shown, app.app_id(), clock_.SteadyNanos());
   absl::MutexLock lock(&names_mutex_);
-  if (names_.size() >= kAuthEntries) names_.clear();
+  if (names_.size() >= kKnownApps) names_.clear();
   names_[app.app_id()] = app.app();
   return app.app_id();
+}
+
+bool AppRecords::KnowsName(const std::string& app_id) const {
+  absl::MutexLock lock(&names_mutex_);
+  return names_.contains(app_id);
 }
 
 std::string AppRecords::NameOf(const std::string& app_id) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,14 +18,22 @@
 
 namespace withy::orchestrator {
 
+// Who calls, as the connection says.
+struct Caller {
+  std::string token = {};  // of the authorization metadata
+  // The name in the client's certificate, which was verified. Nullopt: clients have no
+  // certificates there, and tokens count.
+  std::optional<std::string> certified_app = std::nullopt;
+};
+
 // Thread-safe. Every method may block for as long as `deadline` allows. Errors: as
 // llm_service.proto says.
 class AppRecords {
  public:
   AppRecords(Backends& backends, const Clock& clock);
 
-  // The app that a token stands for. Errors: UNAUTHENTICATED, UNAVAILABLE.
-  absl::StatusOr<std::string> Authenticate(std::string_view token, absl::Time deadline);
+  // The app that calls. Errors: UNAUTHENTICATED, UNAVAILABLE.
+  absl::StatusOr<std::string> Authenticate(const Caller& caller, absl::Time deadline);
   // The name of an app that authenticated lately; else its id.
   std::string NameOf(const std::string& app_id) const;
   // `current_token` came with the call; it renews its app's token.
@@ -48,13 +57,15 @@ class AppRecords {
                                                           absl::Time deadline);
 
  private:
+  bool KnowsName(const std::string& app_id) const;
   absl::StatusOr<v1::CreateContextResponse> Create(const std::string& app_id,
                                                    const v1::CreateContextRequest& request,
                                                    bool kept_by_service, absl::Time deadline);
 
   Backends& backends_;
   const Clock& clock_;
-  AuthCache auth_;
+  AuthCache auth_;       // by token
+  AuthCache certified_;  // by name: no token may be taken for one
   mutable absl::Mutex names_mutex_;
   std::map<std::string, std::string> names_ ABSL_GUARDED_BY(names_mutex_);  // by app id
 };

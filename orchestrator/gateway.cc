@@ -45,6 +45,7 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       calls_(AdmissionOptionsOf(config), clock),
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
              config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
+      budgets_(config, recorder, clock),
       auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, clock, recorder)),
@@ -64,6 +65,7 @@ CallParts Gateway::Parts() {
           .calls = calls_,
           .registry = registry_,
           .board = board_,
+          .budgets = budgets_,
           .tlm = tlm_.get(),
           .auditor = auditor_.get(),
           .prober = prober_.get()};
@@ -116,7 +118,7 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
                                                absl::Time deadline,
                                                const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
-  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), "", over};
+  const IncomingCall call{RandomId64(), clock_.SteadyNanos(), {}, over};
   WITHY_ASSIGN_OR_RETURN(const Prepared prepared,
                          Prepare(Parts(), app_id, request, call, deadline));
   v1::PlanResponse response;

@@ -37,6 +37,7 @@ class Gateway {
   TokenCounter& counter() { return counter_; }
   TextScores& scores() { return scores_; }
   Readiness& readiness() { return readiness_; }
+  const AppBudgets& budgets() const { return budgets_; }
 
   // Takes a place for a call, or refuses (policy::Admission::Arrive); every call that arrived
   // leaves.
@@ -81,6 +82,7 @@ class Gateway {
   CallTable calls_;
   CallRegistry registry_;
   BoardWatch board_;
+  AppBudgets budgets_;
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

@@ -17,6 +17,7 @@
 #include "orchestrator/openai/http_door.h"
 #include "orchestrator/service.h"
 #include "rpc/open_streams.h"
+#include "rpc/open_tls.h"
 #include "rpc/server.h"
 #include "telemetry/about.h"
 #include "telemetry/recorder.h"
@@ -39,14 +40,18 @@ constexpr unsigned kSocketMode = 0660;
 // Members are destroyed from the last to the first: the server goes before what its calls use.
 class Orchestrator final : public rpc::Process {
  public:
-  Orchestrator(const v1::Config& config, std::unique_ptr<telemetry::Recorder> recorder)
+  Orchestrator(const v1::Config& config, std::unique_ptr<telemetry::Recorder> recorder, TcpTls tls)
       : recorder_(std::move(recorder)),
+        tls_(std::move(tls)),
         gateway_(config, *recorder_, Clock::Real()),
         calls_(config.orchestrator().queue_limit(), config.orchestrator().queue_limit(),
                Clock::Real()),
         shorts_(kShortThreads, kShortQueue, Clock::Real()),
         service_(MakeLlmService(gateway_, {calls_, shorts_}, Clock::Real(), answers_,
-                                config.orchestrator().bind_app_over_tcp())) {}
+                                {.bind_app_over_tcp = config.orchestrator().bind_app_over_tcp(),
+                                 .certificates_name_apps = tls_.source != nullptr &&
+                                                           tls_.source->asks_for_certificates()})) {
+  }
 
   // From here on the gateway tells the server nothing.
   ~Orchestrator() override { gateway_.readiness().Drain(); }
@@ -56,16 +61,18 @@ class Orchestrator final : public rpc::Process {
                                      .listen = AppAddresses(config),
                                      .socket_mode = kSocketMode,
                                      .max_request_bytes = kMaxRequestBytes,
-                                     .answers = &answers_};
+                                     .answers = &answers_,
+                                     .tls = tls_};
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start(options, {service_.get()}));
     if (!config.orchestrator().http_listen().empty()) {
       const auto& origins = config.orchestrator().http_web_origins();
       const HttpDoorOptions door{
           .listen = config.orchestrator().http_listen(),
           .threads = std::min(config.orchestrator().queue_limit(), kMaxHttpCalls) + kHttpThreads,
-          .web_origins = {origins.begin(), origins.end()}};
+          .web_origins = {origins.begin(), origins.end()},
+          .tls = tls_.Covers(config.orchestrator().http_listen()) ? tls_.source : nullptr};
       WITHY_ASSIGN_OR_RETURN(http_, HttpDoor::Start(door, gateway_, Clock::Real()));
-      spdlog::info("OpenAI-compatible API on http://{}/v1", http_->address());
+      spdlog::info("OpenAI-compatible API on {}/v1", http_->address());
     }
     gateway_.readiness().Start([this](bool ready) { server_->SetServing(ready); });
     return absl::OkStatus();
@@ -81,7 +88,7 @@ class Orchestrator final : public rpc::Process {
 
   std::vector<std::string> addresses() const override {
     std::vector<std::string> addresses = server_->addresses();
-    if (http_ != nullptr) addresses.push_back("http://" + http_->address());
+    if (http_ != nullptr) addresses.push_back(http_->address());
     return addresses;
   }
 
@@ -93,6 +100,7 @@ class Orchestrator final : public rpc::Process {
 
  private:
   std::unique_ptr<telemetry::Recorder> recorder_;
+  const TcpTls tls_;
   Gateway gateway_;
   Executor calls_;
   Executor shorts_;
@@ -108,7 +116,12 @@ absl::StatusOr<std::unique_ptr<rpc::Process>> StartOrchestrator(const v1::Config
   WITHY_ASSIGN_OR_RETURN(auto recorder,
                          telemetry::Recorder::Open(config.run_dir() + "/rings", "orchestrator"));
   telemetry::RecordBuild(*recorder);
-  auto orchestrator = std::make_unique<Orchestrator>(config, std::move(recorder));
+  WITHY_ASSIGN_OR_RETURN(
+      TcpTls tls,
+      rpc::OpenTls(config, [raw = recorder.get()](const absl::Status& problem, absl::Time expires) {
+        telemetry::RecordTls(*raw, absl::ToUnixSeconds(expires), problem.ok());
+      }));
+  auto orchestrator = std::make_unique<Orchestrator>(config, std::move(recorder), std::move(tls));
   WITHY_RETURN_IF_ERROR(orchestrator->Serve(config));
   return orchestrator;
 }

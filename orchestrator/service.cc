@@ -16,6 +16,7 @@
 #include "policy/constants.h"
 #include "rpc/error_reason.h"
 #include "rpc/status.h"
+#include "rpc/tls_credentials.h"
 #include "rpc/write_queue.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 
@@ -107,12 +108,12 @@ using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
 class LlmServiceImpl final : public RawTexts<LlmService::Service> {
  public:
   LlmServiceImpl(Gateway& gateway, const ServiceThreads& threads, const Clock& clock,
-                 rpc::OpenStreams& answers, bool bind_app_over_tcp)
+                 rpc::OpenStreams& answers, const ServiceAccess& access)
       : gateway_(gateway),
         threads_(threads),
         clock_(clock),
         answers_(answers),
-        bind_app_over_tcp_(bind_app_over_tcp),
+        access_(access),
         scores_(/*threads=*/1, /*queue_limit=*/1, clock) {}
 
   grpc::ServerUnaryReactor* BindApp(CallbackServerContext* context, const ByteBuffer* request,
@@ -121,7 +122,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         context, request, response,
         [this, context](const auto& in,
                         absl::Time deadline) -> absl::StatusOr<v1::BindAppResponse> {
-          if (!bind_app_over_tcp_ && !OnUnixSocket(*context)) {
+          if (!access_.bind_app_over_tcp && !OnUnixSocket(*context)) {
             return absl::PermissionDeniedError(
                 "BindApp is served on the unix socket only: call it on the board itself, or set "
                 "orchestrator.bind_app_over_tcp");
@@ -166,7 +167,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         [this, context](const auto&,
                         absl::Time deadline) -> absl::StatusOr<v1::ListModelsResponse> {
           WITHY_RETURN_IF_ERROR(
-              gateway_.apps().Authenticate(BearerToken(*context), deadline).status());
+              gateway_.apps().Authenticate(CallerOf(*context), deadline).status());
           return gateway_.ListModels(deadline);
         });
   }
@@ -178,7 +179,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         [this, context](const auto&, absl::Time deadline) -> absl::StatusOr<v1::GetStatusResponse> {
           if (!OnUnixSocket(*context)) {
             WITHY_RETURN_IF_ERROR(
-                gateway_.apps().Authenticate(BearerToken(*context), deadline).status());
+                gateway_.apps().Authenticate(CallerOf(*context), deadline).status());
           }
           return gateway_.GetStatus(deadline);
         });
@@ -191,6 +192,14 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
 
  private:
   using Queue = rpc::WriteQueue<ByteBuffer>;
+
+  Caller CallerOf(const CallbackServerContext& context) const {
+    Caller caller{.token = BearerToken(context)};
+    if (!access_.certificates_name_apps) return caller;
+    rpc::CallerTls tls = rpc::TlsOfCaller(context);
+    if (tls.encrypted) caller.certified_app = std::move(tls.certified_name);
+    return caller;
+  }
 
   // Runs `work(request, deadline)` on a thread that may block and answers with its result.
   template <typename Request, typename Work>
@@ -232,7 +241,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         context, bytes, response,
         [this, context](const Request& request, absl::Time deadline) -> typename Method::Result {
           WITHY_ASSIGN_OR_RETURN(const std::string app_id,
-                                 gateway_.apps().Authenticate(BearerToken(*context), deadline));
+                                 gateway_.apps().Authenticate(CallerOf(*context), deadline));
           return (PartOf<typename Method::Type>(gateway_).*kMethod)(app_id, request, deadline);
         });
   }
@@ -247,7 +256,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         context, bytes, response,
         [this, context](const Request& request, absl::Time deadline) -> typename Method::Result {
           WITHY_ASSIGN_OR_RETURN(const std::string app_id,
-                                 gateway_.apps().Authenticate(BearerToken(*context), deadline));
+                                 gateway_.apps().Authenticate(CallerOf(*context), deadline));
           return (PartOf<typename Method::Type>(gateway_).*kMethod)(
               app_id, request, deadline, [context] { return context->IsCancelled(); });
         });
@@ -257,7 +266,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   const ServiceThreads threads_;
   const Clock& clock_;
   rpc::OpenStreams& answers_;
-  const bool bind_app_over_tcp_;
+  const ServiceAccess access_;
   std::atomic<bool> scoring_{false};  // a text is being scored
   Executor scores_;                   // runs Score
 };
@@ -268,7 +277,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
   const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   const IncomingCall call{.id = RandomId64(),
                           .arrived_ns = clock_.SteadyNanos(),
-                          .token = BearerToken(*context),
+                          .caller = CallerOf(*context),
                           .over = [control] { return !control->Check().ok(); }};
   // The context lives until Close() has been sent; everything below happens before.
   const auto close = [queue, context, this](absl::Status status) {
@@ -328,12 +337,12 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
     queue->Close(full);
     return queue->reactor();
   }
-  const std::string token = BearerToken(*context);
-  const bool taken = scores_.Run([this, token, bytes, control, queue] {
+  const Caller caller = CallerOf(*context);
+  const bool taken = scores_.Run([this, caller, bytes, control, queue] {
     v1::ScoreRequest request;
     absl::Status status = Parse(*bytes, &request);
     if (status.ok()) {
-      status = gateway_.scores().Score(token, request, *control, [&](const auto& message) {
+      status = gateway_.scores().Score(caller, request, *control, [&](const auto& message) {
         return queue->WaitForRoom(kReaderPatience) && queue->Push(Serialize(message));
       });
     }
@@ -351,8 +360,8 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
 
 std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
                                               const Clock& clock, rpc::OpenStreams& answers,
-                                              bool bind_app_over_tcp) {
-  return std::make_unique<LlmServiceImpl>(gateway, threads, clock, answers, bind_app_over_tcp);
+                                              const ServiceAccess& access) {
+  return std::make_unique<LlmServiceImpl>(gateway, threads, clock, answers, access);
 }
 
 }  // namespace withy::orchestrator

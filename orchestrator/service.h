@@ -19,10 +19,17 @@ struct ServiceThreads {
   Executor& shorts;  // runs everything else
 };
 
+// Who may do what.
+struct ServiceAccess {
+  bool bind_app_over_tcp = false;
+  // Callers in TLS have certificates, which name their apps.
+  bool certificates_name_apps = false;
+};
+
 // What is borrowed must outlive the service, and the server must be shut down before it is
 // destroyed. `answers` counts the answers that have not fully been sent.
 std::unique_ptr<grpc::Service> MakeLlmService(Gateway& gateway, const ServiceThreads& threads,
                                               const Clock& clock, rpc::OpenStreams& answers,
-                                              bool bind_app_over_tcp);
+                                              const ServiceAccess& access);
 
 }  // namespace withy::orchestrator

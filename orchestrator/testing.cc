@@ -42,8 +42,10 @@ Status FakeStore::AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAp
                                   v1::AuthenticateAppResponse* response) {
   const std::lock_guard lock(mutex_);
   ++authentications_;
-  if (request->token() != "good") return {StatusCode::UNAUTHENTICATED, "unknown token"};
+  if (request->token() != "good" && request->certified_app() != "one")
+    return {StatusCode::UNAUTHENTICATED, "unknown token"};
   response->set_app_id("app_1");
+  response->set_app("one");
   return Status::OK;
 }
 
@@ -455,7 +457,7 @@ bool Board::IsServing() const {
 
 std::string Board::http_address() const {
   for (const std::string& address : orchestrator_->addresses()) {
-    if (address.starts_with("http://")) return address;
+    if (address.starts_with("http")) return address;
   }
   return "";
 }

@@ -23,7 +23,8 @@
 
 namespace withy::orchestrator {
 
-// Knows the token "good" of app "app_1", which is registered as "one". Thread-safe.
+// Knows the token "good" of app "app_1", which is registered as "one", and its certificate.
+// Thread-safe.
 class FakeStore final : public v1::ContextStore::Service {
  public:
   grpc::Status AuthenticateApp(grpc::ServerContext*, const v1::AuthenticateAppRequest* request,
@@ -214,7 +215,7 @@ class Board {
   v1::ProcessStatus AwaitCalls(uint32_t calls);
   // What the orchestrator's health service says, as Backends::Health.
   bool IsServing() const;
-  // "http://HOST:PORT"; the configuration must have orchestrator.http_listen.
+  // "http://HOST:PORT" or "https://HOST:PORT"; the configuration must have orchestrator.http_listen.
   std::string http_address() const;
   // What a second orchestrator says with `config`, in a directory of its own.
   absl::Status StartAnother(v1::Config config) const;

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "profiler_agent/board_room.h"
+#include "profiler_agent/call_log.h"
 #include "profiler_agent/profile.h"
 #include "profiler_agent/recent.h"
 #include "telemetry/reader.h"
@@ -87,6 +88,9 @@ class Agent {
   std::vector<SizeRow> Sizes() const;
   std::vector<CallRow> RecentCalls() const;
   std::vector<TrendPoint> Trend() const;
+  // Calls that the orchestrator reported.
+  CallLog& calls() { return calls_; }
+  const CallLog& calls() const { return calls_; }
   AgentInfo Info() const;
   uint64_t phase_overflows() const;
   uint64_t names_folded() const;
@@ -130,6 +134,7 @@ class Agent {
 
   const Clock& clock_;
   const int64_t started_ns_;
+  CallLog calls_;
   std::atomic<int64_t> last_poll_ns_;
   telemetry::Counter& polls_;
   telemetry::Counter& problems_;

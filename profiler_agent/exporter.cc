@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/listen_address.h"
 #include "base/status.h"
 #include "base/tcp_listener.h"
 
@@ -53,8 +54,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   further.push_back({"/metrics", kTextFormat, [collectable = std::move(collectable)] {
                        return prometheus::TextSerializer().Serialize(collectable->Collect());
                      }});
-  WITHY_ASSIGN_OR_RETURN(server->pages_,
-                         ServePages(std::move(socket), std::move(further), options));
+  WITHY_ASSIGN_OR_RETURN(server->pages_, ServePages(std::move(socket), std::move(further),
+                                                    IsLoopback(listen), options));
   return server;
 }
 

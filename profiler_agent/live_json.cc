@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "base/call_name.h"
 #include "base/clock.h"
 #include "profiler_agent/exporter.h"
@@ -58,8 +59,38 @@ json AppsJson(const std::vector<telemetry::SourceInfo>& sources, double objectiv
   return rows;
 }
 
-json CallsJson(const std::vector<CallRow>& calls, int64_t now_ns) {
-  json rows = json::array();
+// What the orchestrator reported of a call.
+void AddReport(const v1::CallReport& report, json* row) {
+  const auto& levels = report.model_levels_percent();
+  (*row)["app"] = report.app();
+  (*row)["level"] =
+      levels.empty() ? report.decision().model_level_percent() : *std::prev(levels.end());
+  (*row)["prompt_level"] = report.decision().prompt_level_percent();
+  (*row)["why"] = report.decision().explanation();
+  const auto code = static_cast<absl::StatusCode>(report.status_code());
+  (*row)["error"] = report.status_code() == 0 ? "" : absl::StatusCodeToString(code);
+  (*row)["error_text"] = report.error();
+}
+
+// A call that ended without an answer has no figures.
+json FailedCallJson(const v1::CallReport& report, int64_t now_ns) {
+  json row = {{"id", CallName(report.call_id())},
+              {"ago_s", AgoSeconds(report.ended_ns(), now_ns)},
+              {"end_to_end_ms", Rounded(Millis(report.ended_ns() - report.arrived_ns()))},
+              {"met", nullptr}};
+  for (const char* name : {"queue_ms", "ttft_ms", "tpot_ms", "prompt", "answer", "slo_ttft_ms",
+                           "slo_tpot_ms", "slo_end_to_end_ms"}) {
+    row[name] = 0;
+  }
+  AddReport(report, &row);
+  return row;
+}
+
+json CallsJson(const std::vector<CallRow>& calls, const std::vector<v1::CallReport>& reports,
+               int64_t now_ns) {
+  std::map<uint64_t, const v1::CallReport*> untold;
+  for (const v1::CallReport& report : reports) untold.emplace(report.call_id(), &report);
+  std::vector<json> rows;
   for (const CallRow& call : calls) {
     if (call.ended_ns == 0) continue;
     rows.push_back({{"id", CallName(call.id)},
@@ -74,7 +105,17 @@ json CallsJson(const std::vector<CallRow>& calls, int64_t now_ns) {
                     {"slo_tpot_ms", Rounded(call.slo_tpot_ms)},
                     {"slo_end_to_end_ms", Rounded(call.slo_end_to_end_ms)},
                     {"met", call.has_slo ? json(call.met) : json()}});
+    const auto reported = untold.find(call.id);
+    const v1::CallReport none;
+    AddReport(reported == untold.end() ? none : *reported->second, &rows.back());
+    if (reported != untold.end()) untold.erase(reported);
   }
+  for (const auto& [id, report] : untold) {
+    if (report->status_code() != 0) rows.push_back(FailedCallJson(*report, now_ns));
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) {
+    return a["ago_s"].get<double>() > b["ago_s"].get<double>();
+  });
   return rows;
 }
 
@@ -182,16 +223,17 @@ std::string LiveJson(const Agent& agent, double slo_objective) {
       agent.PhasesWithin(absl::Seconds(kTimelineSeconds), &covered_s);
   const absl::Duration window = absl::Seconds(kTimelineSeconds);
   SpanSet spans = agent.SpansWithin(window, kKernelsToSearch);
-  json all = {{"now_unix_ms", agent.UnixNanos() / kNanosPerMilli},
-              {"slo_objective", slo_objective},
-              {"processes", ProcessesJson(sources)},
-              {"apps", AppsJson(sources, slo_objective)},
-              {"calls", CallsJson(agent.RecentCalls(), now_ns)},
-              {"trend", TrendJson(agent.Trend(), now_ns)},
-              {"recent", RowsJson(recent, covered_s)},
-              {"all", RowsJson(agent.Phases(), agent.age_s())},
-              {"last_pass", LastPassJson(spans)},
-              {"metrics", MetricsJson(sources)}};
+  json all = {
+      {"now_unix_ms", agent.UnixNanos() / kNanosPerMilli},
+      {"slo_objective", slo_objective},
+      {"processes", ProcessesJson(sources)},
+      {"apps", AppsJson(sources, slo_objective)},
+      {"calls", CallsJson(agent.RecentCalls(), agent.calls().Latest(Recent::kCalls), now_ns)},
+      {"trend", TrendJson(agent.Trend(), now_ns)},
+      {"recent", RowsJson(recent, covered_s)},
+      {"all", RowsJson(agent.Phases(), agent.age_s())},
+      {"last_pass", LastPassJson(spans)},
+      {"metrics", MetricsJson(sources)}};
   // The newest come first.
   std::erase_if(spans.spans,
                 [](const StoredSpan& stored) { return stored.span.kind == SpanKind::kKernel; });

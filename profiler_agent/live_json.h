@@ -16,7 +16,9 @@ namespace withy::profiler_agent {
 //   apps       [{app, calls, missed, attainment, budget}]: since the orchestrator started
 //   Ids of calls are texts, because a number in a browser has 53 bits.
 //   calls      [{id, ago_s, queue_ms, ttft_ms, tpot_ms, end_to_end_ms, prompt, answer, slo_ttft_ms,
-//              slo_tpot_ms, slo_end_to_end_ms, met}], oldest first; met: true, false or null
+//              slo_tpot_ms, slo_end_to_end_ms, met, app, level, prompt_level, why, error,
+//              error_text}], oldest first, with those that failed; met: true, false or null; error:
+//              the name of a status or ""
 //   trend      [{ago_s, calls, tokens, ttft_ms, ttft_max_ms, tpot_ms, slo_calls, slo_missed}]
 //   recent     {covered_s, rows}, and all, the same since the agent started; a row:
 //              [process, name, kind, count, total_ms, mean_ms, p99_ms, share]

@@ -82,6 +82,33 @@ TEST_F(LiveJsonTest, ACallItsSloAndItsPhases) {
   EXPECT_EQ(live["timeline"]["spans"].size(), 3u) << "without the SLO";
 }
 
+TEST_F(LiveJsonTest, CallsHaveTheirAppsAndLevelsAndFailedOnesAreThere) {
+  RecordDuration(*orchestrator_, Phase::kEndToEnd, 3, SteadyNowNs() - 50 * kNanosPerMilli,
+                 SteadyNowNs(), 6);
+  v1::CallReport answered;
+  answered.set_call_id(3);
+  answered.set_app("mail");
+  answered.mutable_decision()->set_model_level_percent(80);
+  answered.add_model_levels_percent(80);
+  answered.add_model_levels_percent(40);
+  agent_->calls().Add(answered);
+  v1::CallReport failed;
+  failed.set_call_id(4);
+  failed.set_app("maps");
+  failed.set_status_code(static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  failed.set_error("the queue is full");
+  failed.set_ended_ns(SteadyNowNs() + kNanosPerSecond);
+  agent_->calls().Add(failed);
+  const json calls = Live()["calls"];
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_EQ(calls[0]["app"], "mail");
+  EXPECT_EQ(calls[0]["level"], 40);
+  EXPECT_EQ(calls[0]["error"], "");
+  EXPECT_EQ(calls[1]["app"], "maps");
+  EXPECT_EQ(calls[1]["error"], "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(calls[1]["error_text"], "the queue is full");
+}
+
 TEST_F(LiveJsonTest, TheLastWholePassHasItsKernels) {
   const auto name = worker_->Name("attention", telemetry::SpanKind::kKernel);
   for (uint32_t pass = 1; pass <= 3; ++pass) {

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
 #include "http/status.h"
@@ -41,6 +42,19 @@ std::string AnswerPage(const http::RequestHead& request, const std::vector<Page>
   return Refuse(404, absl::StrCat("there are ", paths), head_alone);
 }
 
+bool NamesThisMachine(const http::RequestHead& request) {
+  const std::string* header = request.Find("host");
+  if (header == nullptr) return true;  // no browser
+  std::string_view host = *header;
+  if (const size_t colon = host.rfind(':');
+      colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos) {
+    host = host.substr(0, colon);
+  }
+  if (host.starts_with('[') || host.empty()) return true;
+  return absl::EqualsIgnoreCase(ToAbsl(host), "localhost") ||
+         host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
+
 http::ServerOptions PageOptions() {
   return {.limits = {.head_bytes = 8 << 10, .body_bytes = 0},
           .connections = 64,
@@ -49,9 +63,15 @@ http::ServerOptions PageOptions() {
 }
 
 absl::StatusOr<std::unique_ptr<http::Server>> ServePages(UniqueFd listener, std::vector<Page> pages,
+                                                         bool this_machine_only,
                                                          const http::ServerOptions& options) {
   http::Handlers handlers;
-  handlers.at_once = [pages = std::move(pages)](const http::RequestHead& head) {
+  handlers.at_once = [pages = std::move(pages), this_machine_only](const http::RequestHead& head) {
+    if (this_machine_only && !NamesThisMachine(head)) {
+      return std::optional<std::string>(
+          Refuse(403, "this is served to requests for localhost or an address: open it as such",
+                 head.method == "HEAD"));
+    }
     return std::optional<std::string>(AnswerPage(head, pages));
   };
   handlers.refuse = [](const http::Failure& failure, const http::RequestHead& head) {

@@ -24,11 +24,17 @@ struct Page {
 // for all else. Pure, except that it calls the page's `body`.
 std::string AnswerPage(const http::RequestHead& request, const std::vector<Page>& pages);
 
+// Whether a request names this machine by an address or as localhost. A page of another site whose
+// name was made to mean this machine (DNS rebinding) has that name. Pure.
+bool NamesThisMachine(const http::RequestHead& request);
+
 // For clients whose requests are short and whose answers are there at once.
 http::ServerOptions PageOptions();
 
-// `listener`: as http::Server::Start, with its errors.
+// `listener`: as http::Server::Start, with its errors. `this_machine_only`: it listens on the
+// loopback, and requests for other names are refused.
 absl::StatusOr<std::unique_ptr<http::Server>> ServePages(
-    UniqueFd listener, std::vector<Page> pages, const http::ServerOptions& options = PageOptions());
+    UniqueFd listener, std::vector<Page> pages, bool this_machine_only,
+    const http::ServerOptions& options = PageOptions());
 
 }  // namespace withy::profiler_agent

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 std::string Answer(const std::string& method, const std::string& path) {
   http::RequestHead request;
@@ -48,6 +48,23 @@ TEST(AnswerPage, ThePageAndNothingElse) {
   EXPECT_THAT(Answer("POST", "/metrics"), HasSubstr(" 405 "));
 }
 
+TEST(NamesThisMachine, AddressesAndLocalhostDoAndNamesOfOthersDoNot) {
+  const auto names = [](const char* host) {
+    http::RequestHead head;
+    head.headers = {{"host", host}};
+    return NamesThisMachine(head);
+  };
+  for (const char* host : {"127.0.0.1:9464", "127.0.0.1", "localhost:8000", "LocalHost", "[::1]",
+                           "[::1]:9464", "10.0.0.2:9464", ""}) {
+    EXPECT_TRUE(names(host)) << host;
+  }
+  for (const char* host : {"evil.example:9464", "evil.example", "localhost.evil.example",
+                           "127.0.0.1.evil.example:9464", "1.2.3.4x"}) {
+    EXPECT_FALSE(names(host)) << host;
+  }
+  EXPECT_TRUE(NamesThisMachine(http::RequestHead()));
+}
+
 class PagesTest : public ::testing::Test {
  protected:
   void Start(const http::ServerOptions& options = PageOptions(), size_t page_bytes = 1000) {
@@ -59,8 +76,8 @@ class PagesTest : public ::testing::Test {
     ASSERT_EQ(listen(fd.get(), SOMAXCONN), 0);
     ASSERT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&to_), &size), 0);
     page_ = std::string(page_bytes, 'x') + "end";
-    auto started =
-        ServePages(std::move(fd), {{"/metrics", "text/plain", [this] { return page_; }}}, options);
+    auto started = ServePages(std::move(fd), {{"/metrics", "text/plain", [this] { return page_; }}},
+                              /*this_machine_only=*/true, options);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
   }
@@ -103,6 +120,13 @@ class PagesTest : public ::testing::Test {
 // Far below the time limit of a request times the number of open connections, and far above what a
 // busy machine needs.
 constexpr auto kSoon = std::chrono::seconds(5);
+
+TEST_F(PagesTest, ARequestForAnotherNameIsRefused) {
+  Start();
+  const UniqueFd fd = Connect();
+  ASSERT_TRUE(Send(fd, "GET /metrics HTTP/1.1\r\nHost: evil.example:9464\r\n\r\n"));
+  EXPECT_THAT(ReadAll(fd), AllOf(StartsWith("HTTP/1.1 403"), Not(HasSubstr("xxx"))));
+}
 
 TEST_F(PagesTest, IdleUnfinishedAndDeafConnectionsHoldUpNoScrape) {
   Start(PageOptions(), /*page_bytes=*/4 << 20);

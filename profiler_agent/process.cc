@@ -12,6 +12,7 @@
 #include "profiler_agent/exporter.h"
 #include "profiler_agent/live_json.h"
 #include "profiler_agent/service.h"
+#include "rpc/open_tls.h"
 #include "rpc/server.h"
 #include "telemetry/about.h"
 #include "telemetry/recorder.h"
@@ -35,11 +36,19 @@ class Running final : public ProfilerProcess {
     const double objective = config.profiler().slo_objective_per_mille() / 1000.0;
     if (config.profiler().metrics_listen() != "off") {
       WITHY_ASSIGN_OR_RETURN(
+          const TcpTls tls,
+          rpc::OpenTls(config, [this](const absl::Status& problem, absl::Time expires) {
+            telemetry::RecordTls(*recorder_, absl::ToUnixSeconds(expires), problem.ok());
+          }));
+      http::ServerOptions options = PageOptions();
+      if (tls.Covers(config.profiler().metrics_listen())) options.tls = tls.source;
+      WITHY_ASSIGN_OR_RETURN(
           metrics_, MetricsServer::Start(config.profiler().metrics_listen(),
                                          std::make_shared<Exporter>(*agent_, *recorder_, objective),
-                                         LivePages(*agent_, objective)));
+                                         LivePages(*agent_, objective), options));
       metrics_address_ = metrics_->address();
-      spdlog::info("metrics on http://{0}/metrics, live page on http://{0}/", metrics_address_);
+      spdlog::info("metrics on {0}://{1}/metrics, live page on {0}://{1}/",
+                   options.tls == nullptr ? "http" : "https", metrics_address_);
     }
     service_ = MakeProfilerServer(*agent_, metrics_address_);
     WITHY_ASSIGN_OR_RETURN(server_,

@@ -21,6 +21,7 @@ namespace proto = ::withy::v1;
 
 constexpr uint32_t kDefaultSpans = 1000;
 constexpr uint32_t kMaxSpans = 100'000;
+constexpr uint32_t kDefaultCalls = 20;
 constexpr uint32_t kMaxWindowS = 3600;
 constexpr uint32_t kDefaultCaptureS = 5;
 constexpr uint32_t kMaxCaptureS = 60;
@@ -216,6 +217,45 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
     return Finish(context, absl::OkStatus());
   }
 
+  grpc::ServerUnaryReactor* ReportCall(grpc::CallbackServerContext* context,
+                                       const proto::ReportCallRequest* request,
+                                       proto::ReportCallResponse* /*response*/) override {
+    agent_.calls().Add(request->report());
+    return Finish(context, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* ListCalls(grpc::CallbackServerContext* context,
+                                      const proto::ListCallsRequest* request,
+                                      proto::ListCallsResponse* response) override {
+    if (request->limit() > CallLog::kCalls) {
+      return Finish(
+          context, absl::InvalidArgumentError(absl::StrCat("limit ", request->limit(), ": at most ",
+                                                           CallLog::kCalls, " calls")));
+    }
+    const uint32_t limit = request->limit() == 0 ? kDefaultCalls : request->limit();
+    for (proto::CallReport& report : agent_.calls().Latest(limit)) {
+      *response->add_calls() = std::move(report);
+    }
+    return Finish(context, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* ExplainCall(grpc::CallbackServerContext* context,
+                                        const proto::ExplainCallRequest* request,
+                                        proto::ExplainCallResponse* response) override {
+    const auto report = agent_.calls().Find(request->call_id(), request->request_id());
+    if (!report.has_value()) {
+      return Finish(context,
+                    absl::NotFoundError(absl::StrCat(
+                        "it is none of the last ", CallLog::kCalls,
+                        " calls that have ended since profiler_agent started: `withyctl explain` "
+                        "lists them")));
+    }
+    const absl::Duration since = absl::Nanoseconds(agent_.NowNanos() - report->arrived_ns());
+    *response = Explain(*report, agent_.SpansWithin(since, Profile::kSpanLimit),
+                        agent_.calls().Latest(CallLog::kCalls));
+    return Finish(context, absl::OkStatus());
+  }
+
   grpc::ServerUnaryReactor* GetProfilerInfo(grpc::CallbackServerContext* context,
                                             const proto::GetProfilerInfoRequest* request,
                                             proto::GetProfilerInfoResponse* response) override {
@@ -226,7 +266,7 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
         "reads ", info.processes, info.processes == 1 ? " process" : " processes",
         metrics_address_.empty()
             ? ", metrics off"
-            : absl::StrCat(", metrics on http://", metrics_address_, "/metrics"),
+            : absl::StrCat(", metrics on ", metrics_address_, "/metrics"),
         overflows == 0 ? ""
                        : absl::StrCat(", ", Counted(overflows, "span"), " without a histogram")));
     response->set_rings(info.rings);

@@ -6,7 +6,7 @@
 
 namespace withy::rpc {
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& address, const ClientTls* tls) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   // Minimum time for one connection attempt (not the pause before the next one): a busy board is
@@ -18,7 +18,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   // Channels of one process to one address must not share a connection, whose back-off one of them
   // may have increased.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(
+      address, tls == nullptr ? grpc::InsecureChannelCredentials() : ClientCredentials(*tls),
+      arguments);
 }
 
 void SetTimeout(grpc::ClientContext* context, absl::Duration timeout) {

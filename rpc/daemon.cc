@@ -198,7 +198,8 @@ std::string SandboxHint(const absl::Status& status, const v1::Config& config) {
   if (!IsManaged() || !(absl::IsPermissionDenied(status) || absl::IsNotFound(status))) return "";
   for (const std::string& path :
        {config.model().path(), config.draft().path(), config.state_dir(),
-        config.orchestrator().tlm_path(), config.store().master_key_path()}) {
+        config.orchestrator().tlm_path(), config.store().master_key_path(),
+        config.tls().certificate_file(), config.tls().key_file(), config.tls().client_ca_file()}) {
     for (const char* hidden : {"/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/"}) {
       if (!path.starts_with(hidden) || !absl::StrContains(status.message(), path)) continue;
       return absl::StrCat(": the unit hides ", hidden,

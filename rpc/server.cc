@@ -20,6 +20,7 @@
 #include "base/listen_address.h"
 #include "base/status.h"
 #include "rpc/connections.h"
+#include "rpc/tls_credentials.h"
 
 namespace withy::rpc {
 namespace {
@@ -136,7 +137,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                              ClaimSocket(address.substr(kUnixPrefix.size()), options.name));
       self->locks_.push_back(std::move(lock));
     }
-    self->credentials_.push_back(grpc::InsecureServerCredentials());
+    self->credentials_.push_back(options.tls.Covers(address) ? ServerTls(options.tls.source)
+                                                             : grpc::InsecureServerCredentials());
     std::shared_ptr<Connections> connections = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         self->credentials_.back());

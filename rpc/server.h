@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/tls/tls_files.h"
 #include "base/unique_fd.h"
 #include "rpc/acceptor.h"
 #include "rpc/open_streams.h"
@@ -36,6 +37,8 @@ struct ServerOptions {
   const OpenStreams* answers = nullptr;
   // Handles every method that no service implements. Borrowed; null: UNIMPLEMENTED.
   grpc::CallbackGenericService* all_else = nullptr;
+  // Of the addresses that it covers; the others are not encrypted.
+  TcpTls tls = {};
 };
 
 // Thread-safe. The services are borrowed and must outlive the server. Health ("" and each service)

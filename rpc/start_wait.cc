@@ -14,6 +14,7 @@
 #include "base/listen_address.h"
 #include "base/strings.h"
 #include "base/tcp_listener.h"
+#include "rpc/open_tls.h"
 #include "rpc/stand_in.h"
 
 namespace withy::rpc {
@@ -51,8 +52,10 @@ std::vector<std::string> TcpAddressesOf(std::string_view name, const v1::Config&
 // Files that the configuration names, and `addresses`.
 std::string OthersOf(const v1::Config& config, const std::vector<std::string>& addresses) {
   std::string signs;
-  for (const std::string& path : {config.model().path(), config.draft().path(),
-                                  config.store().master_key_path(), config.state_dir()}) {
+  for (const std::string& path :
+       {config.model().path(), config.draft().path(), config.store().master_key_path(),
+        config.state_dir(), config.tls().certificate_file(), config.tls().key_file(),
+        config.tls().client_ca_file()}) {
     signs += FileAt(path);
   }
   for (const std::string& address : addresses) {
@@ -70,6 +73,13 @@ absl::StatusOr<std::unique_ptr<StandIn>> StartStandIn(std::string_view name,
                                                       const v1::Config& config,
                                                       const std::string& reason) {
   ServerOptions options = ServerOf(name, config);
+  const absl::StatusOr<TcpTls> tls = OpenTls(config);
+  if (tls.ok()) {
+    options.tls = *tls;
+  } else {
+    std::erase_if(options.listen,
+                  [&](const std::string& address) { return !address.starts_with(kUnixPrefix); });
+  }
   auto stand_in = StandIn::Start(options, reason);
   if (stand_in.ok()) return stand_in;
   std::erase_if(options.listen,

@@ -30,4 +30,16 @@ void RecordModel(Recorder& recorder, const ModelFacts& facts) {
       .Set(facts.calibrated_unix_s);
 }
 
+void RecordTls(Recorder& recorder, int64_t expires_unix_s, bool files_usable) {
+  recorder
+      .gauge({.name = "withy_tls_certificate_expiry_timestamp_seconds",
+              .help = "When the TLS certificate in force expires."})
+      .Set(expires_unix_s);
+  recorder
+      .gauge({.name = "withy_tls_files_usable",
+              .help = "1; 0: the certificate or key as they are now cannot be used (the log says "
+                      "why), and those read before stay in force."})
+      .Set(files_usable ? 1 : 0);
+}
+
 }  // namespace withy::telemetry

@@ -22,4 +22,8 @@ struct ModelFacts {
 // withy_model_info{model}, withy_device_info{device}, withy_calibration_timestamp_seconds.
 void RecordModel(Recorder& recorder, const ModelFacts& facts);
 
+// withy_tls_certificate_expiry_timestamp_seconds of the certificate in force, and
+// withy_tls_files_usable: 0 where the files as they are now cannot be used.
+void RecordTls(Recorder& recorder, int64_t expires_unix_s, bool files_usable);
+
 }  // namespace withy::telemetry

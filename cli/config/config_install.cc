@@ -33,6 +33,9 @@ std::vector<NamedPath> PathsOf(const v1::Config& config) {
   std::vector<NamedPath> named = {{config.model().path()},
                                   {config.draft().path()},
                                   {config.store().master_key_path()},
+                                  {config.tls().certificate_file()},
+                                  {config.tls().key_file()},
+                                  {config.tls().client_ca_file()},
                                   {config.state_dir(), true},
                                   {config.run_dir(), true}};
   if (config.orchestrator().tlm_path() != "off")
@@ -78,8 +81,7 @@ bool ListensBeyondThisMachine(const v1::Config& config) {
        {config.orchestrator().listen(), config.orchestrator().http_listen(),
         config.profiler().metrics_listen()}) {
     const bool tcp = address.find(':') != std::string::npos && !address.starts_with(kUnixPrefix);
-    if (tcp && !address.starts_with("127.") && !address.starts_with("localhost:") &&
-        !address.starts_with("[::1]:") && !address.starts_with("0.0.0.0:") &&
+    if (tcp && !IsLoopback(address) && !address.starts_with("0.0.0.0:") &&
         !address.starts_with("[::]:")) {
       return true;
     }

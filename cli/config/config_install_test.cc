@@ -38,7 +38,9 @@ std::string Slurp(const std::string& path) {
 TEST(UnitDropInTest, TheDefaultsNeedNone) {
   EXPECT_EQ(UnitDropIn(Installed("")), "");
   EXPECT_EQ(UnitDropIn(Installed("orchestrator { listen: \"127.0.0.1:7411\" }")), "");
-  EXPECT_EQ(UnitDropIn(Installed("orchestrator { http_listen: \"0.0.0.0:80\" }")), "");
+  EXPECT_EQ(UnitDropIn(Installed("orchestrator { http_listen: \"0.0.0.0:80\" } "
+                                 "tls { allow_plaintext_tcp: true }")),
+            "");
 }
 
 TEST(UnitDropInTest, DisksAreWaitedFor) {
@@ -60,8 +62,13 @@ TEST(UnitDropInTest, HomesAreOpenedAsFarAsNeeded) {
 }
 
 TEST(UnitDropInTest, AnAddressOfTheNetworkIsWaitedFor) {
-  EXPECT_THAT(UnitDropIn(Installed("orchestrator { listen: \"10.0.0.2:7411\" }")),
-              HasSubstr("After=network-online.target"));
+  const std::string text =
+      UnitDropIn(Installed("orchestrator { listen: \"10.0.0.2:7411\" } tls { certificate_file: "
+                           "\"/home/me/board.pem\" key_file: \"/mnt/keys/board.key\" }"));
+  EXPECT_THAT(text, HasSubstr("After=network-online.target"));
+  // What TLS reads is mounted and may be read.
+  EXPECT_THAT(text, HasSubstr("RequiresMountsFor=/home/me/board.pem /mnt/keys/board.key\n"));
+  EXPECT_THAT(text, HasSubstr("BindReadOnlyPaths=-/home/me/board.pem\n"));
 }
 
 TEST(InstallConfigTest, WritesTheFileAndTheDropInsAndTakesThemAway) {

@@ -123,6 +123,15 @@ absl::StatusOr<AppIdentity> AppRegistry::Authenticate(std::string_view token) co
   return AppIdentity{app->first, app->second.name};
 }
 
+absl::StatusOr<AppIdentity> AppRegistry::FindCertified(std::string_view name) const {
+  absl::MutexLock lock(&mutex_);
+  const auto known = ids_.find(name);
+  if (known != ids_.end()) return AppIdentity{known->second, known->first};
+  return absl::UnauthenticatedError(
+      absl::StrCat("the client's certificate names the app ", PrintableKey(name),
+                   ", which is not registered: `withyctl apps bind` on the board registers it"));
+}
+
 bool AppRegistry::Has(std::string_view app_id) const {
   absl::MutexLock lock(&mutex_);
   return apps_.contains(app_id);

@@ -56,6 +56,9 @@ class AppRegistry {
   // Errors: UNAUTHENTICATED for any kind of invalid token.
   absl::StatusOr<AppIdentity> Authenticate(std::string_view token) const;
 
+  // The app of a name that a client's certificate says. Errors: UNAUTHENTICATED.
+  absl::StatusOr<AppIdentity> FindCertified(std::string_view name) const;
+
   bool Has(std::string_view app_id) const;
   // Sorted by name.
   std::vector<RegisteredApp> List() const;

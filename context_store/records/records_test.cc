@@ -79,6 +79,19 @@ TEST_F(Records, ATokenAuthenticatesUntilTheNextBinding) {
   EXPECT_EQ(after.apps->Authenticate(second->token)->name, "mail");
 }
 
+TEST_F(Records, ACertifiedNameIsThatOfARegisteredApp) {
+  const auto mail = store_.apps->Bind("mail");
+  ASSERT_TRUE(mail.ok());
+  EXPECT_EQ(store_.apps->FindCertified("mail")->app_id, mail->app_id);
+  for (const char* none : {"", "Mail", "mai", "maps", "mail\n"}) {
+    const absl::Status refused = store_.apps->FindCertified(none).status();
+    EXPECT_TRUE(absl::IsUnauthenticated(refused)) << none;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("withyctl apps bind"));
+  }
+  ASSERT_TRUE(store_.apps->Remove(mail->app_id).ok());
+  EXPECT_FALSE(store_.apps->FindCertified("mail").ok());
+}
+
 TEST_F(Records, ARegisteredNameIsRenewedOnlyAgainstItsToken) {
   const auto mail = store_.apps->Bind("mail");
   const auto other = store_.apps->Bind("other");

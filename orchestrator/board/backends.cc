@@ -151,6 +151,7 @@ struct Backends::Clients {
   std::unique_ptr<v1::ModelWorker::Stub> target_stub;
   std::unique_ptr<v1::DraftWorker::Stub> draft_stub;
   std::unique_ptr<v1::Profiler::Stub> profiler_stub;
+  const std::shared_ptr<std::atomic<int>> reports_under_way = std::make_shared<std::atomic<int>>(0);
 
   const Peer& Of(policy::Lane lane) const { return lane == policy::Lane::kTarget ? target : draft; }
 };
@@ -309,6 +310,28 @@ bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl
     if (peer.channel->WaitForConnected(absl::ToChronoTime(slice))) return true;
   }
   return false;
+}
+
+void Backends::ReportCall(v1::CallReport report) {
+  constexpr int kMostUnderWay = 64;
+  constexpr absl::Duration kPatience = absl::Seconds(2);
+  struct Sending {
+    grpc::ClientContext context;
+    v1::ReportCallRequest request;
+    v1::ReportCallResponse response;
+  };
+  // Shared with the callbacks, which may come when this is gone.
+  const std::shared_ptr<std::atomic<int>> under_way = clients_->reports_under_way;
+  if (under_way->fetch_add(1) >= kMostUnderWay) {
+    --*under_way;
+    return;
+  }
+  const auto sending = std::make_shared<Sending>();
+  rpc::SetTimeout(&sending->context, kPatience);
+  *sending->request.mutable_report() = std::move(report);
+  clients_->profiler_stub->async()->ReportCall(
+      &sending->context, &sending->request, &sending->response,
+      [sending, under_way](const grpc::Status& /*lost*/) { --*under_way; });
 }
 
 Backends::Result<v1::GetProfilerInfoResponse> Backends::ProfilerInfo(absl::Time deadline) {

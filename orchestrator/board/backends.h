@@ -78,6 +78,8 @@ class Backends {
 
   // profiler_agent
   Result<v1::GetProfilerInfoResponse> ProfilerInfo(absl::Time deadline);
+  // Does not wait. What the agent does not take soon is lost.
+  void ReportCall(v1::CallReport report);
 
   // Whether calls wait for the process while it is not there; they do at first.
   void SetPatience(std::string_view process, bool waits);

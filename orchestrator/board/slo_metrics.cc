@@ -13,16 +13,15 @@ constexpr std::string_view kOther = "other";
 constexpr size_t kLabelBytes = 39;  // of a metric's label
 constexpr double kLongestMs = 1e9;  // a limit above it, and infinity, is none
 
-// `app` within a label's bytes; names that begin alike stay apart.
-std::string LabelOf(std::string_view app) {
+}  // namespace
+
+std::string MetricLabelOf(std::string_view app) {
   if (app.size() <= kLabelBytes) return std::string(app);
   uint32_t hash = 2166136261;  // FNV-1a
   for (const char c : app) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
   return absl::StrCat(ToAbsl(app.substr(0, kLabelBytes - 9)), "-",
                       absl::Hex(hash, absl::kZeroPad8));
 }
-
-}  // namespace
 
 SloMetrics::SloMetrics(telemetry::Recorder& recorder)
     : recorder_(recorder),
@@ -37,7 +36,7 @@ const SloMetrics::App& SloMetrics::Of(std::string_view app) {
   if (apps_.size() >= kApps && app != kOther) app = kOther;
   const auto [place, made] = apps_.try_emplace(std::string(app));
   if (!made) return place->second;
-  const std::string label = LabelOf(app);
+  const std::string label = MetricLabelOf(app);
   place->second.calls = &recorder_.counter({.name = "withy_slo_app_calls_total",
                                             .help = "Calls with an SLO that finished, by app.",
                                             .label_key = "app",

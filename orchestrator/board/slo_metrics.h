@@ -27,6 +27,9 @@ struct JudgedCall {
   bool met = false;
 };
 
+// `app` within the bytes of a metric's label; names that begin alike stay apart. Pure.
+std::string MetricLabelOf(std::string_view app);
+
 // Lives beside its recorder. Thread-safe.
 class SloMetrics {
  public:

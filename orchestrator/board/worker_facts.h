@@ -12,7 +12,7 @@ inline ModelLimits LimitsOf(policy::Lane lane, const v1::ModelDescription& model
   limits.context_length = model.context_length();
   limits.vocabulary = model.vocabulary();
   limits.levels_percent.assign(model.levels_percent().begin(), model.levels_percent().end());
-  if (limits.levels_percent.empty()) limits.levels_percent = {100};
+  if (limits.levels_percent.empty()) limits.levels_percent.push_back(100);
   limits.keeps_contexts = lane == policy::Lane::kTarget;
   return limits;
 }

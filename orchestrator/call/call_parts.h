@@ -14,6 +14,7 @@
 #include "orchestrator/board/prober.h"
 #include "orchestrator/board/tlm_reader.h"
 #include "orchestrator/board/workers.h"
+#include "orchestrator/call/app_budgets.h"
 #include "orchestrator/call/call_registry.h"
 #include "orchestrator/call/calls.h"
 #include "orchestrator/call/token_counter.h"
@@ -35,6 +36,7 @@ struct CallParts {
   CallTable& calls;
   CallRegistry& registry;
   BoardWatch& board;
+  AppBudgets& budgets;
   TlmReader* tlm;    // null: none
   Auditor* auditor;  // null: none
   Prober* prober;    // null: none
@@ -44,7 +46,7 @@ struct CallParts {
 struct IncomingCall {
   uint64_t id = 0;         // of CallTable::Arrive
   int64_t arrived_ns = 0;  // steady clock
-  std::string token;       // of the authorization metadata
+  Caller caller = {};
   // Whether nobody waits for it any more; asked while its prompt is encoded. Empty: never.
   engine::CancelCheck over = nullptr;
   bool record_without_thought = false;  // RunRequest

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "orchestrator/board/worker_facts.h"
 #include "orchestrator/call/digest.h"
 #include "orchestrator/call/prepare.h"
@@ -21,11 +22,15 @@
 #include "rpc/status.h"
 #include "wire/call_targets.h"
 #include "wire/decision.h"
+#include "withy/v1/profiler.pb.h"
 
 namespace withy::orchestrator {
 namespace {
 
 using telemetry::Phase;
+
+constexpr double kMillisPerUnit = 1000;
+constexpr size_t kMostErrorBytes = 1024;  // of a report
 
 bool WorkerWent(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsAborted(status);
@@ -77,6 +82,8 @@ class GenerateCall {
   absl::Status Run();
 
  private:
+  absl::Status RunNamed();
+  void Report(const absl::Status& status);
   absl::Status Answer();
   absl::Status Decide();
   absl::Status TellStart();
@@ -90,6 +97,7 @@ class GenerateCall {
   bool OnEvent(v1::RunResponse& event);
   void OnDelta(v1::GenerateDelta& delta);
   void OnFinished(v1::GenerateFinished& finished);
+  void SpendUnfinished();
   void Learn(const v1::GenerateFinished& finished, const policy::Latency& measured);
   void Record(const v1::GenerateFinished& finished);
   void OfferAudit(const v1::GenerateFinished& finished);
@@ -102,9 +110,12 @@ class GenerateCall {
   CallControl& control_;
   const AnswerSink& sink_;
   std::string app_id_;
+  std::string app_;  // its name
   std::string digest_;
   Prepared prepared_;
   v1::Decision decision_;   // of prepared_
+  double slowdown_ = 0;     // of the board, then
+  v1::CallReport report_;   // as far as it is known
   int64_t queued_ns_ = 0;   // ready to run
   int64_t granted_ns_ = 0;  // given to the worker
   int64_t first_token_ns_ = 0;
@@ -116,7 +127,36 @@ class GenerateCall {
 };
 
 absl::Status GenerateCall::Run() {
-  WITHY_ASSIGN_OR_RETURN(app_id_, parts_.apps.Authenticate(call_.token, control_.deadline()));
+  absl::Status status = RunNamed();
+  if (!app_id_.empty()) Report(status);
+  return status;
+}
+
+// For those who ask why a call was slow.
+void GenerateCall::Report(const absl::Status& status) {
+  report_.set_call_id(call_.id);
+  report_.set_app(parts_.apps.NameOf(app_id_));
+  report_.set_request_id(request_.request_id());
+  report_.set_arrived_ns(call_.arrived_ns);
+  report_.set_granted_ns(granted_ns_);
+  report_.set_first_token_ns(first_token_ns_);
+  report_.set_ended_ns(Now());
+  report_.set_slo_given(prepared_.judged().any() || request_.slo().energy_mj() > 0);
+  if (prepared_.worker != nullptr) {
+    report_.set_model(prepared_.worker->model().name());
+    *report_.mutable_decision() = decision_;
+    report_.set_queue_position(prepared_.queue_position);
+    report_.set_board_slowdown(slowdown_);
+  }
+  report_.set_status_code(static_cast<uint32_t>(status.raw_code()));
+  if (!absl::IsInvalidArgument(status)) {
+    report_.set_error(ValidUtf8(std::string(status.message()).substr(0, kMostErrorBytes)));
+  }
+  parts_.backends.ReportCall(std::move(report_));
+}
+
+absl::Status GenerateCall::RunNamed() {
+  WITHY_ASSIGN_OR_RETURN(app_id_, parts_.apps.Authenticate(call_.caller, control_.deadline()));
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request_));
   if (request_.request_id().empty()) return Answer();
   const CallRegistry::RequestName name(app_id_, request_.request_id());
@@ -132,6 +172,8 @@ absl::Status GenerateCall::Answer() {
                                               {app_id_, request_.request_id()}, shared_control_);
   WITHY_ASSIGN_OR_RETURN(const bool replayed, Replay());
   if (replayed) return absl::OkStatus();
+  app_ = parts_.apps.NameOf(app_id_);
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, parts_.budgets.Begin(app_));
   WITHY_RETURN_IF_ERROR(Decide());
   queued_ns_ = Now();
   if (prepared_.queue_position > 0) WITHY_RETURN_IF_ERROR(TellStart());
@@ -142,12 +184,22 @@ absl::Status GenerateCall::Answer() {
   const ChargeScope charge(parts_.board, call_.id);
   const policy::Admission::Counts counts = parts_.calls.counts();
   parts_.metrics.SetLoad(counts.running, counts.waiting);
-  return RunOnWorker();
+  absl::Status status = RunOnWorker();
+  if (!finished_) SpendUnfinished();
+  return status;
+}
+
+// A call that broke off is charged with its prompt and with what was made of the answer.
+void GenerateCall::SpendUnfinished() {
+  const double energy_mj = parts_.board.CallEnds(call_.id);
+  parts_.budgets.Spend(app_, prepared_.tokens.prompt_tokens() + tokens_,
+                       energy_mj / kMillisPerUnit);
 }
 
 absl::Status GenerateCall::Decide() {
   WITHY_ASSIGN_OR_RETURN(prepared_, Prepare(parts_, app_id_, request_, call_, control_.deadline()));
   decision_ = wire::ToWire(prepared_.plan.decision);
+  slowdown_ = parts_.workers.Slowdown(prepared_.lane);
   parts_.metrics.Decided(decision_.reason(), prepared_.pruned.pruned_words);
   return absl::OkStatus();
 }
@@ -198,6 +250,7 @@ absl::StatusOr<bool> GenerateCall::Replay() {
   JudgeReplayed(result.decision(), tokens, *message.mutable_finished()->mutable_latency());
   sink_(std::move(message));
   parts_.metrics.Replayed();
+  report_.set_replayed(true);
   return true;
 }
 
@@ -361,6 +414,17 @@ void GenerateCall::OnFinished(v1::GenerateFinished& finished) {
   report.set_tlm_ms(prepared_.tlm_ms);
   report.set_queue_ms(report.queue_ms() + Millis(granted_ns_ - call_.arrived_ns) -
                       prepared_.tlm_ms);
+  const v1::Usage& usage = finished.usage();
+  for (v1::BudgetLeft& left : parts_.budgets.Spend(
+           app_, usage.context_tokens() + usage.prompt_tokens() + usage.completion_tokens(),
+           energy_mj / kMillisPerUnit)) {
+    *finished.add_budgets() = std::move(left);
+  }
+  *report_.mutable_usage() = usage;
+  *report_.mutable_latency() = report;
+  *report_.mutable_model_levels_percent() = finished.model_levels_percent();
+  *report_.mutable_speculation() = finished.speculation();
+  report_.set_explanation(finished.explanation());
   Record(finished);
   OfferAudit(finished);
 }
@@ -420,11 +484,11 @@ void GenerateCall::Record(const v1::GenerateFinished& finished) {
   telemetry::RecordDuration(recorder, Phase::kEndToEnd, call_.id, call_.arrived_ns, last_token_ns_,
                             tokens_);
   if (!prepared_.judged().any()) return;
-  parts_.metrics.SloJudged(parts_.apps.NameOf(app_id_), {.id = call_.id,
-                                                         .targets = prepared_.judged(),
-                                                         .first_token_ns = first_token_ns_,
-                                                         .tokens = tokens_,
-                                                         .met = finished.latency().slo_met()});
+  parts_.metrics.SloJudged(app_, {.id = call_.id,
+                                  .targets = prepared_.judged(),
+                                  .first_token_ns = first_token_ns_,
+                                  .tokens = tokens_,
+                                  .met = finished.latency().slo_met()});
 }
 
 }  // namespace

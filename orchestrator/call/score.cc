@@ -5,11 +5,11 @@
 
 namespace withy::orchestrator {
 
-absl::Status TextScores::Score(const std::string& token, const v1::ScoreRequest& request,
+absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& request,
                                CallControl& control,
                                const std::function<bool(const v1::ScoreResponse&)>& on_message) {
   WITHY_RETURN_IF_ERROR(control.Check());  // it may have waited for another text
-  WITHY_RETURN_IF_ERROR(apps_.Authenticate(token, control.deadline()).status());
+  WITHY_RETURN_IF_ERROR(apps_.Authenticate(caller, control.deadline()).status());
   WITHY_RETURN_IF_ERROR(ValidateScore(request));
   WITHY_ASSIGN_OR_RETURN(const policy::Lane lane,
                          workers_.FindLane(request.model(), control.deadline()));
@@ -34,14 +34,14 @@ bool TextScores::AwaitTurn(CallControl& control) {
   return true;
 }
 
-absl::StatusOr<std::vector<v1::Token>> TextScores::Tokens(const std::string& token,
+absl::StatusOr<std::vector<v1::Token>> TextScores::Tokens(const Caller& caller,
                                                           v1::ScoreRequest request,
                                                           CallControl& control) {
   if (!AwaitTurn(control)) return control.Check();
   request.set_report_tokens(true);
   std::vector<v1::Token> tokens;
   const absl::Status scored =
-      Score(token, request, control, [&](const v1::ScoreResponse& response) {
+      Score(caller, request, control, [&](const v1::ScoreResponse& response) {
         tokens.insert(tokens.end(), response.tokens().begin(), response.tokens().end());
         return true;
       });

@@ -26,13 +26,12 @@ class TextScores {
 
   // Blocks until the text is scored; `on_message` returns false when nobody reads any more. Errors:
   // of AppRecords::Authenticate and of ModelWorker.Score; UNIMPLEMENTED for the draft.
-  absl::Status Score(const std::string& token, const v1::ScoreRequest& request,
-                     CallControl& control,
+  absl::Status Score(const Caller& caller, const v1::ScoreRequest& request, CallControl& control,
                      const std::function<bool(const v1::ScoreResponse&)>& on_message);
   // The tokens of a text with their log-probabilities, but for the first one where nothing precedes
   // the text; none for a text of one token. Waits for its turn. `request` has no prompt. Errors: as
   // above.
-  absl::StatusOr<std::vector<v1::Token>> Tokens(const std::string& token, v1::ScoreRequest request,
+  absl::StatusOr<std::vector<v1::Token>> Tokens(const Caller& caller, v1::ScoreRequest request,
                                                 CallControl& control);
 
  private:

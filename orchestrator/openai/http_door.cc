@@ -23,6 +23,7 @@
 #include "orchestrator/openai/openai_answer.h"
 #include "orchestrator/openai/openai_error.h"
 #include "orchestrator/openai/openai_request.h"
+#include "orchestrator/openai/rate_limits.h"
 #include "orchestrator/openai/web_origins.h"
 #include "rpc/status.h"
 
@@ -98,7 +99,8 @@ class HttpDoor::Server {
 
   void Handle(http::Exchange& exchange);
   void Health(HttpReply& reply) const;
-  absl::Status Models(const http::RequestHead& head, HttpReply& reply, std::string_view name);
+  Caller CallerOf(const http::Exchange& exchange) const;
+  absl::Status Models(const http::Exchange& exchange, HttpReply& reply, std::string_view name);
   void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
   absl::Status Run(Call& call);
   absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
@@ -122,10 +124,11 @@ class HttpDoor::Server {
 absl::StatusOr<std::string> HttpDoor::Server::Start() {
   WITHY_ASSIGN_OR_RETURN(UniqueFd listener,
                          ListenTcp(options_.listen, "orchestrator.http_listen", kListenRemedy));
-  std::string address = BoundAddress(listener, options_.listen);
+  const std::string address = BoundAddress(listener, options_.listen);
   http::ServerOptions options;
   options.limits.body_bytes = kMaxRequestBytes;
   options.threads = options_.threads;
+  options.tls = options_.tls;
   WITHY_ASSIGN_OR_RETURN(
       server_, http::Server::Start(
                    std::move(listener), options,
@@ -136,7 +139,7 @@ absl::StatusOr<std::string> HttpDoor::Server::Start() {
                                               OpenAiHttpError(failure.status, failure.message),
                                               origins_.ForAnswer(head));
                         }}));
-  return address;
+  return absl::StrCat(options_.tls == nullptr ? "http://" : "https://", address);
 }
 
 void HttpDoor::Server::Handle(http::Exchange& exchange) {
@@ -168,8 +171,8 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   if (health) {
     Health(reply);
   } else if (models) {
-    const absl::Status status =
-        Models(head, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
+    const absl::Status status = Models(
+        exchange, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
     if (!status.ok()) reply.RespondError(status);
   } else {
     Answer(exchange, reply, chat ? OpenAiKind::kChat : OpenAiKind::kCompletion);
@@ -183,10 +186,18 @@ void HttpDoor::Server::Health(HttpReply& reply) const {
   reply.RespondError(rpc::WithRetryAfter(absl::UnavailableError(why), kReadyRetryMs));
 }
 
-absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& reply,
+Caller HttpDoor::Server::CallerOf(const http::Exchange& exchange) const {
+  Caller caller{.token = TokenOf(exchange.head())};
+  if (options_.tls != nullptr && options_.tls->asks_for_certificates()) {
+    caller.certified_app = exchange.CertifiedName();
+  }
+  return caller;
+}
+
+absl::Status HttpDoor::Server::Models(const http::Exchange& exchange, HttpReply& reply,
                                       std::string_view name) {
   const absl::Time deadline = absl::Now() + kStoreTime;
-  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(TokenOf(head), deadline).status());
+  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(CallerOf(exchange), deadline).status());
   WITHY_ASSIGN_OR_RETURN(const v1::ListModelsResponse models, gateway_.ListModels(deadline));
   if (name.empty()) {
     reply.Respond(200, OpenAiModels(models, UnixSeconds()));
@@ -207,11 +218,14 @@ absl::Status HttpDoor::Server::Models(const http::RequestHead& head, HttpReply& 
 void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind) {
   const http::RequestHead& head = exchange.head();
   IncomingCall incoming{
-      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .token = TokenOf(head)};
+      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .caller = CallerOf(exchange)};
   // Before the body: only apps may send a large one, and none in vain.
   const absl::StatusOr<std::string> app_id =
-      gateway_.apps().Authenticate(incoming.token, absl::Now() + kStoreTime);
+      gateway_.apps().Authenticate(incoming.caller, absl::Now() + kStoreTime);
   if (!app_id.ok()) return reply.RespondError(app_id.status());
+  reply.AddHeaders([this, app = gateway_.apps().NameOf(*app_id)] {
+    return RateLimitHeaders(gateway_.budgets().LeftOf(app));
+  });
   const HeaderOf headers = HeadersOf(head);
   if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) {
     return reply.RespondError(good);
@@ -272,7 +286,7 @@ absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call)
   request.mutable_setting()->set_model_level_percent(asked.model_level_percent());
   WITHY_ASSIGN_OR_RETURN(
       std::vector<v1::Token> scored,
-      gateway_.scores().Tokens(call.incoming.token, std::move(request), *call.control));
+      gateway_.scores().Tokens(call.incoming.caller, std::move(request), *call.control));
   return EchoedTokens(asked.prompt().text(), std::move(scored));
 }
 

@@ -11,14 +11,16 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/tls/tls_files.h"
 #include "orchestrator/gateway.h"
 
 namespace withy::orchestrator {
 
 struct HttpDoorOptions {
-  std::string listen;                    // HOST:PORT, [IPV6]:PORT; port 0: any free one
-  size_t threads = 64;                   // requests that are answered at the same time
-  std::vector<std::string> web_origins;  // of pages that may use it; "*": all
+  std::string listen;                        // HOST:PORT, [IPV6]:PORT; port 0: any free one
+  size_t threads = 64;                       // requests that are answered at the same time
+  std::vector<std::string> web_origins;      // of pages that may use it; "*": all
+  std::shared_ptr<TlsSource> tls = nullptr;  // shared with other servers; null: HTTP in the clear
 };
 
 // Thread-safe. Serves from Start to Stop.
@@ -32,7 +34,7 @@ class HttpDoor {
   HttpDoor(const HttpDoor&) = delete;
   HttpDoor& operator=(const HttpDoor&) = delete;
 
-  // HOST:PORT with the actual port.
+  // "http://HOST:PORT" or "https://HOST:PORT" with the actual port.
   const std::string& address() const { return address_; }
   // Cancels running calls and waits for their clients' last words. May be called more than once.
   void Stop();

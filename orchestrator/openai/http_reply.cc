@@ -10,6 +10,12 @@
 #include "rpc/status.h"
 
 namespace withy::orchestrator {
+namespace {
+
+constexpr int64_t kLongestClientWaitMs = 60'000;
+
+}  // namespace
+
 std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
                          std::string_view headers) {
   std::string response =
@@ -25,7 +31,7 @@ std::string HttpResponse(const http::RequestHead& head, int status, std::string_
 
 void HttpReply::Respond(int status, std::string_view body, std::string_view headers) {
   exchange_.Send(
-      HttpResponse(exchange_.head(), status, body, absl::StrCat(shared_headers_, ToAbsl(headers))));
+      HttpResponse(exchange_.head(), status, body, absl::StrCat(SharedHeaders(), ToAbsl(headers))));
 }
 
 void HttpReply::RespondError(const absl::Status& status, std::string_view prompt_field) {
@@ -33,6 +39,8 @@ void HttpReply::RespondError(const absl::Status& status, std::string_view prompt
   if (const std::optional<int64_t> retry_ms = rpc::RetryAfterMs(status)) {
     headers = absl::StrCat("Retry-After: ", (*retry_ms + 999) / 1000,
                            "\r\nretry-after-ms: ", *retry_ms, "\r\n");
+    // OpenAI's clients take a long wait for none, and try again at once.
+    if (*retry_ms > kLongestClientWaitMs) headers += "x-should-retry: false\r\n";
   }
   if (absl::IsUnauthenticated(status)) headers += "WWW-Authenticate: Bearer\r\n";
   Respond(HttpStatusOf(status), OpenAiError(status, prompt_field), headers);
@@ -48,7 +56,7 @@ bool HttpReply::SendEvent(std::string_view document, std::string_view call_id) {
   if (!std::exchange(events_begun_, true)) {
     bytes = absl::StrCat(
         "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n",
-        chunked ? "Transfer-Encoding: chunked\r\n" : "", "Connection: close\r\n", shared_headers_,
+        chunked ? "Transfer-Encoding: chunked\r\n" : "", "Connection: close\r\n", SharedHeaders(),
         "x-withy-call-id: ", ToAbsl(call_id), "\r\n\r\n");
   }
   const std::string event = absl::StrCat("data: ", ToAbsl(document), "\n\n");

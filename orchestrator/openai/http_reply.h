@@ -2,8 +2,10 @@
 // what is answered, http/server.h sends it, openai_error.h says errors.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "http/server.h"
@@ -21,6 +23,9 @@ class HttpReply {
   HttpReply(http::Exchange& exchange, const WebOrigins& origins)
       : exchange_(exchange), shared_headers_(origins.ForAnswer(exchange.head())) {}
 
+  // Further headers, lines with their CR LF; asked for when a head is sent.
+  void AddHeaders(std::function<std::string()> headers) { more_headers_ = std::move(headers); }
+
   void Respond(int status, std::string_view body, std::string_view headers = "");
   // `prompt_field`: what the request calls its prompt, for errors about its length; "" for none.
   void RespondError(const absl::Status& status, std::string_view prompt_field = "");
@@ -33,8 +38,13 @@ class HttpReply {
   bool events_begun() const { return events_begun_; }
 
  private:
+  std::string SharedHeaders() const {
+    return more_headers_ ? shared_headers_ + more_headers_() : shared_headers_;
+  }
+
   http::Exchange& exchange_;
   const std::string shared_headers_;
+  std::function<std::string()> more_headers_;  // empty: none
   bool events_begun_ = false;
 };
 

@@ -255,7 +255,8 @@ std::string Metrics(const std::string& address) {
   inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return "";
-  const std::string request = "GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+  const std::string request =
+      "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
   if (write(fd.get(), request.data(), request.size()) < 0) return "";
   std::string text;
   char buffer[4096];

@@ -84,7 +84,8 @@ class Board:
             run_dir: "{self.directory}/run" state_dir: "{self.directory}/state" log_level: "warn"
             orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "{self.network.address}:{self.port}" tlm_path: "off" audit_off: true }}
             model {{ path: "{MODEL}" threads: 1 }} draft {{ threads: 1 }} store {{ arena_bytes: 268435456 }}
-            profiler {{ metrics_listen: "{self.network.address}:{self.metrics}" }}""")
+            profiler {{ metrics_listen: "{self.network.address}:{self.metrics}" }}
+            tls {{ allow_plaintext_tcp: true }}""")
         for name in PROCESSES:
             log = open(self.directory / f"{name}.log", "w")
             self.running.append(subprocess.Popen(self.network.enter + [BINARIES / f"withy-{name}", "--config", config], stdout=log,
