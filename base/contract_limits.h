@@ -42,6 +42,13 @@ inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopStringBytes = 256;
 inline constexpr int32_t kMaxTopLogprobs = 20;  // alternatives of a token
 
+// Forms of answers.
+inline constexpr size_t kMaxSchemaBytes = 32 << 10;   // JSON Schema
+inline constexpr size_t kMaxGrammarBytes = 32 << 10;  // EBNF
+inline constexpr size_t kMaxRegexBytes = 4 << 10;
+inline constexpr size_t kMaxRepetitions = 1000;  // {n,m}, minLength, maxItems and the like
+inline constexpr int kMaxGroupDepth = 64;        // groups within groups
+
 // Pages of ListContexts.
 inline constexpr uint32_t kDefaultPageSize = 100;
 inline constexpr uint32_t kMaxPageSize = 1000;

@@ -160,6 +160,22 @@ TEST(PromptTest, ContradictionsAreErrors) {
   }
 }
 
+TEST(SettingsTest, TheFormOfAnAnswerComesFromAFlagOrAFile) {
+  EXPECT_FALSE(SettingsFromArgs(*Parse({}))->has_output_format());
+  EXPECT_TRUE(SettingsFromArgs(*Parse({"--json-object"}))->output_format().json_object());
+  EXPECT_EQ(SettingsFromArgs(*Parse({"--regex", "a+"}))->output_format().regex(), "a+");
+  const std::string file = ::testing::TempDir() + "withy_form.txt";
+  std::ofstream(file) << R"({"type": "object"})";
+  EXPECT_EQ(SettingsFromArgs(*Parse({"--json-schema", file}))->output_format().json_schema(),
+            R"({"type": "object"})");
+  EXPECT_EQ(SettingsFromArgs(*Parse({"--grammar", file}))->output_format().grammar(),
+            R"({"type": "object"})");
+  EXPECT_THAT(
+      std::string(SettingsFromArgs(*Parse({"--regex", "a", "--json-object"})).status().message()),
+      HasSubstr("--json-object or --regex"));
+  std::remove(file.c_str());
+}
+
 TEST(SettingsTest, EveryFlagReachesItsField) {
   const auto request = SettingsFromArgs(*Parse({"--slo-ttft-ms",
                                                 "200",

@@ -101,6 +101,32 @@ absl::Status FillLimits(const Args& args, v1::Limits* limits) {
   return absl::OkStatus();
 }
 
+// At most one form.
+absl::Status FillFormat(const Args& args, v1::GenerateRequest* request) {
+  std::string given;
+  for (const char* flag : {"json-object", "json-schema", "regex", "grammar"}) {
+    if (!args.Has(flag)) continue;
+    if (!given.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("give --", given, " or --", flag, ", not both"));
+    }
+    given = flag;
+  }
+  if (given.empty()) return absl::OkStatus();
+  v1::OutputFormat* format = request->mutable_output_format();
+  if (given == "json-object") {
+    format->set_json_object(true);
+  } else if (given == "regex") {
+    WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"regex"}));
+    format->set_regex(args.Get("regex"));
+  } else {
+    WITHY_ASSIGN_OR_RETURN(std::string text, ReadText(given, args.Get(given)));
+    given == "grammar" ? format->set_grammar(std::move(text))
+                       : format->set_json_schema(std::move(text));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTarget(const std::string& name, double value) {
   if (std::isfinite(value) && value > 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -182,6 +208,11 @@ std::vector<Flag> SettingFlags() {
       {"max-tokens", "N",
        "maximum tokens (default: the configuration's, else 2048, or 256 with --raw)"},
       {"stop", "TEXT", "end the answer before TEXT; repeatable"},
+      {"json-object", "", "the answer is a JSON object"},
+      {"json-schema", "PATH", "the answer is JSON that this JSON Schema allows: a file"},
+      {"regex", "REGEX", "the whole answer matches this regular expression"},
+      {"grammar", "PATH",
+       "the answer is a text of this grammar: a file of EBNF, whose rule root it is"},
       {"logprobs", "N", "report log-probabilities and N alternatives per token (with --json)"},
       {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
       {"request-id", "ID", "a retry with the same ID returns the stored answer"},
@@ -272,6 +303,7 @@ absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {
   WITHY_RETURN_IF_ERROR(FillSlo(args, request.mutable_slo()));
   WITHY_RETURN_IF_ERROR(FillSampling(args, request.mutable_sampling()));
   WITHY_RETURN_IF_ERROR(FillLimits(args, request.mutable_limits()));
+  WITHY_RETURN_IF_ERROR(FillFormat(args, &request));
   WITHY_ASSIGN_OR_RETURN(const auto priority, args.Integer("priority", -10, 10));
   if (priority) request.set_priority(static_cast<int32_t>(*priority));
   request.set_request_id(args.Get("request-id"));

@@ -15,10 +15,12 @@
 #include "base/contract_limits.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "grammar/compiler.h"
 #include "policy/draft/token_tree.h"
 #include "rpc/daemon.h"
 #include "rpc/status.h"
 #include "rpc/write_queue.h"
+#include "serving/call/task_thread.h"
 #include "serving/speculation/tree_drafter.h"
 #include "wire/wire.h"
 #include "withy/v1/draft_worker.grpc.pb.h"
@@ -160,7 +162,9 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         cost_(cost),
         options_(options),
         answers_(answers),
-        encoder_fingerprint_(model.encoder.Fingerprint()) {
+        encoder_fingerprint_(model.encoder.Fingerprint()),
+        grammars_(model.encoder.tokenizer(), model.bundle.model->info().vocab_size),
+        grammar_thread_(grammar::kMostWaiting) {
     const engine::ModelInfo& info = model.bundle.model->info();
     limits_.vocab_size = info.vocab_size;
     limits_.context_length = model.window;
@@ -172,9 +176,18 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
     const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &answers_);
-    if (const absl::Status status = Submit(*request, queue); !status.ok()) {
+    const auto close = [queue](const absl::Status& status) {
       const bool full = absl::IsResourceExhausted(status);
       queue->Close(full ? rpc::WithRetryAfter(status, kRetryMs) : status);
+    };
+    const auto submit = [this, request, queue, close] {
+      if (const absl::Status status = Submit(*request, queue); !status.ok()) close(status);
+    };
+    if (!request->has_output_format()) {
+      submit();
+    } else if (!grammar_thread_.Post(submit)) {
+      close(absl::ResourceExhaustedError(
+          "too many calls wait for the grammars of their output_format: retry"));
     }
     return queue->reactor();
   }
@@ -264,6 +277,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
     return absl::OkStatus();
   }
 
+  // On the grammars' thread if the request has an output_format.
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
     WITHY_RETURN_IF_ERROR(Stateless(request.context_id()));
     if (request.worker_instance() != 0 && request.worker_instance() != instance_) {
@@ -273,6 +287,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         engine::AnswerRequest answer,
         engine::RequestFromWire(request, options_.defaults, RandomId64(), model_.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(answer, limits_));
+    WITHY_ASSIGN_OR_RETURN(answer.grammar, grammars_.Compile(answer.output_format));
     auto sink = std::make_shared<StreamSink>(queue, request, answer.sampling, model_);
     return answerer_.Submit(request.call_id(), std::move(answer), std::move(sink));
   }
@@ -408,6 +423,8 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
   const uint64_t encoder_fingerprint_;
   const uint64_t instance_ = RandomId64();
   engine::RequestLimits limits_;
+  grammar::Compiler grammars_;
+  serving::TaskThread grammar_thread_;  // compiles, so that neither gRPC nor answers wait
 };
 
 // Answers every call with the reason why there is no draft.

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "grammar/compiler.h"
 #include "model_worker/delta_gatherer.h"
 #include "model_worker/score_stream.h"
 #include "policy/constants.h"
@@ -115,13 +116,23 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
       : parts_(parts),
         encoder_fingerprint_(parts.env.encoder.Fingerprint()),
         tokenize_thread_(kTokenizeQueue),
-        score_thread_(/*limit=*/1) {}
+        score_thread_(/*limit=*/1),
+        grammars_(parts.env.encoder.tokenizer(), parts.env.model.vocab_size),
+        grammar_thread_(grammar::kMostWaiting) {}
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
     const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &parts_.answers);
-    if (const absl::Status status = Submit(*request, queue); !status.ok()) {
-      queue->Close(WithHint(status));
+    const auto submit = [this, request, queue] {
+      if (const absl::Status status = Submit(*request, queue); !status.ok()) {
+        queue->Close(WithHint(status));
+      }
+    };
+    if (!request->has_output_format()) {
+      submit();
+    } else if (!grammar_thread_.Post(submit)) {
+      queue->Close(WithHint(absl::ResourceExhaustedError(
+          "too many calls wait for the grammars of their output_format: retry")));
     }
     return queue->reactor();
   }
@@ -213,6 +224,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return first_instance_ + static_cast<uint64_t>(int32_t{parts_.env.window});
   }
 
+  // On the grammars' thread if the request has an output_format.
   absl::Status Submit(const v1::RunRequest& request, const std::shared_ptr<RunQueue>& queue) {
     if (request.worker_instance() != 0 && request.worker_instance() != instance()) {
       return absl::AbortedError(
@@ -224,6 +236,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     WITHY_ASSIGN_OR_RETURN(call.answer, engine::RequestFromWire(request, parts_.defaults,
                                                                 RandomId64(), parts_.env.window));
     WITHY_RETURN_IF_ERROR(engine::Validate(call.answer, Limits()));
+    WITHY_ASSIGN_OR_RETURN(call.answer.grammar, grammars_.Compile(call.answer.output_format));
     call.call_id = request.call_id();
     call.app_id = request.app_id();
     call.context_id = request.context_id();
@@ -336,6 +349,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
       tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
   const std::shared_ptr<ScorePlace> score_place_ = std::make_shared<ScorePlace>();
   serving::TaskThread score_thread_;  // encodes texts that are to be scored
+  grammar::Compiler grammars_;
+  serving::TaskThread grammar_thread_;  // compiles, so that neither gRPC nor steps wait
 };
 
 }  // namespace

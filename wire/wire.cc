@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "wire/calibration.h"
+#include "wire/output_format.h"
 
 namespace withy::engine {
 namespace {
@@ -173,6 +174,7 @@ absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
                              ? 100
                              : static_cast<int32_t>(request.model_level_percent());
   result.truncation = TruncationFromWire(request.truncation());
+  result.output_format = FormatFromWire(request.output_format());
   return result;
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "wire/output_format.h"
+
 namespace withy::engine {
 namespace {
 
@@ -39,6 +41,25 @@ TEST(WireTest, WhatACallLeavesOutIsTheDefault) {
   EXPECT_EQ(request->sampling.seed, 9u);
   EXPECT_FALSE(request->sampling.logprobs);
   EXPECT_EQ(RequestFromWire(Asking("hi"), defaults, 9, 8192)->max_tokens, 256) << "raw text";
+}
+
+TEST(WireTest, FormsOfAnswersAreConverted) {
+  using Kind = OutputFormat::Kind;
+  v1::OutputFormat wire;
+  EXPECT_EQ(FormatFromWire(wire), OutputFormat());
+  wire.set_json_object(false);
+  EXPECT_EQ(FormatFromWire(wire).kind, Kind::kFree);
+  wire.set_json_object(true);
+  EXPECT_EQ(FormatFromWire(wire).kind, Kind::kJsonObject);
+  wire.set_json_schema("{}");
+  EXPECT_EQ(FormatFromWire(wire), OutputFormat({.kind = Kind::kJsonSchema, .text = "{}"}));
+  wire.set_grammar("root ::= \"a\"");
+  EXPECT_EQ(FormatFromWire(wire), OutputFormat({.kind = Kind::kEbnf, .text = "root ::= \"a\""}));
+  v1::RunRequest request = AskingAsUser("hi");
+  request.mutable_output_format()->set_regex("a+");
+  const auto converted = RequestFromWire(request, DefaultsFor({}, {}, 1000), 9, 8192);
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  EXPECT_EQ(converted->output_format, OutputFormat({.kind = Kind::kRegex, .text = "a+"}));
 }
 
 TEST(WireTest, AModelIsOpenedAsConfigured) {

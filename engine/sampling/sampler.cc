@@ -83,6 +83,10 @@ float LargestOf(std::span<const float> logits, bool* bad) {
   return *std::max_element(largest.begin(), largest.end());
 }
 
+absl::Status EveryTokenForbidden() {
+  return absl::InternalError("every token is forbidden: all logits are -infinity");
+}
+
 // The largest logit, or an error if a logit is invalid.
 absl::StatusOr<float> CheckedLargest(std::span<const float> logits) {
   if (logits.empty()) return absl::InvalidArgumentError("no logits to sample from");
@@ -96,7 +100,7 @@ absl::StatusOr<float> CheckedLargest(std::span<const float> logits) {
                                             "; the model's numbers are broken"));
   }
   if (largest > kNegativeInfinity) return largest;
-  return absl::InternalError("every token is forbidden: all logits are -infinity");
+  return EveryTokenForbidden();
 }
 
 // Σ e^(logit - largest).
@@ -164,14 +168,16 @@ absl::StatusOr<Sampler> Sampler::Create(const SamplingParams& params) {
 }
 
 absl::StatusOr<Sample> Sampler::Pick(std::span<const float> logits, uint64_t position,
-                                     std::span<const int32_t> history, PickTimes* times) {
+                                     std::span<const int32_t> history, PickTimes* times,
+                                     std::span<const uint32_t> allowed) {
   times_ = times;
   if (times != nullptr) *times = {.clock = times->clock};
   WITHY_ASSIGN_OR_RETURN(const float largest, CheckedLargest(logits));
-  const std::span<const float> penalized = Penalize(logits, history);
+  const std::span<const float> penalized = Restrict(Penalize(logits, history), allowed);
   bool bad = false;
   const float penalized_largest =
       penalized.data() == logits.data() ? largest : LargestOf(penalized, &bad);
+  if (penalized_largest == kNegativeInfinity) return EveryTokenForbidden();
   Sample sample;
   if (params_.temperature == 0.0f) {
     sample.id = static_cast<int32_t>(
@@ -203,6 +209,20 @@ std::span<const float> Sampler::Penalize(std::span<const float> logits,
         logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
   }
   return penalized_;
+}
+
+// The logits of the allowed tokens, and -infinity for the others.
+std::span<const float> Sampler::Restrict(std::span<const float> logits,
+                                         std::span<const uint32_t> allowed) {
+  if (allowed.empty()) return logits;
+  restricted_.assign(logits.size(), kNegativeInfinity);
+  for (size_t word = 0; word < allowed.size(); ++word) {
+    for (uint32_t bits = allowed[word]; bits != 0; bits &= bits - 1) {
+      const size_t id = 32 * word + static_cast<size_t>(std::countr_zero(bits));
+      if (id < logits.size()) restricted_[id] = logits[id];
+    }
+  }
+  return restricted_;
 }
 
 int32_t Sampler::DrawFromAll(std::span<const float> logits, float largest, double uniform) {

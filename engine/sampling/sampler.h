@@ -71,12 +71,15 @@ class Sampler {
 
   // Picks the token at `position` (its index in the context). `logits`: [vocab], unchanged.
   // `history`: the tokens before it, of which the last repetition_window count. Order of steps:
-  // penalty, top-k, top-p, min-p (both on the distribution before temperature), temperature, draw.
-  // A logit of -infinity forbids a token. Ties go to the lowest id. `times`: overwritten, but for
-  // its clock; null: nobody asks. Errors: InvalidArgument for empty logits; Internal if a logit is
-  // NaN or +infinity, or all are -infinity.
+  // penalty, `allowed`, top-k, top-p, min-p (both on the distribution before temperature),
+  // temperature, draw. A logit of -infinity forbids a token. Ties go to the lowest id. `times`:
+  // overwritten, but for its clock; null: nobody asks. `allowed`: a mask (output_grammar.h) without
+  // whose bit a token is not drawn; empty: all may be. Log-probabilities are those of all tokens.
+  // Errors: InvalidArgument for empty logits; Internal if a logit is NaN or +infinity, or those of
+  // all allowed tokens are -infinity.
   absl::StatusOr<Sample> Pick(std::span<const float> logits, uint64_t position,
-                              std::span<const int32_t> history, PickTimes* times = nullptr);
+                              std::span<const int32_t> history, PickTimes* times = nullptr,
+                              std::span<const uint32_t> allowed = {});
 
  private:
   struct Candidate {
@@ -87,6 +90,7 @@ class Sampler {
   explicit Sampler(const SamplingParams& params) : params_(params) {}
 
   std::span<const float> Penalize(std::span<const float> logits, std::span<const int32_t> history);
+  std::span<const float> Restrict(std::span<const float> logits, std::span<const uint32_t> allowed);
   int32_t DrawFromAll(std::span<const float> logits, float largest, double uniform);
   int32_t DrawFromCandidates(std::span<const float> logits, float largest, double uniform);
   // Fills candidates_ with the tokens that remain after truncation, most likely first; at least
@@ -109,6 +113,7 @@ class Sampler {
   SamplingParams params_;
   PickTimes* times_ = nullptr;         // of the present Pick
   std::vector<float> penalized_;       // scratch
+  std::vector<float> restricted_;      // scratch
   std::vector<float> weights_;         // scratch
   std::vector<Candidate> candidates_;  // scratch
 };

@@ -147,6 +147,43 @@ TEST(SamplerTest, RepetitionPenaltyCountsOnceAndOnlyInTheWindow) {
   EXPECT_EQ(Pick(params, {-1.0f, -1.5f}, 0, {0, -3}).id, 1);
 }
 
+// Whatever cuts the distribution, only tokens of the mask are drawn, as if the others had no logit.
+TEST(SamplerTest, DrawsAmongAllowedTokensAlone) {
+  std::mt19937 random(3);
+  std::vector<float> logits(70);
+  for (float& logit : logits) logit = std::normal_distribution<float>(0, 3)(random);
+  std::vector<uint32_t> mask = {0x00f0'0f01u, 0x8000'0000u, 0x2au};
+  std::vector<float> restricted = logits;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if ((mask[i / 32] >> (i % 32) & 1) == 0) restricted[i] = -kInf;
+  }
+  for (const SamplingParams& params :
+       {SamplingParams{}, SamplingParams{.temperature = 1.5f},
+        SamplingParams{.temperature = 1, .top_k = 5},
+        SamplingParams{.temperature = 1, .top_p = 0.8f, .repetition_penalty = 1.5f},
+        SamplingParams{.temperature = 2, .min_p = 0.01f}}) {
+    Sampler sampler = Sampler::Create(params).value();
+    for (uint64_t position = 0; position < 200; ++position) {
+      const std::vector<int32_t> history = {0, 9, 31};
+      const auto sample = sampler.Pick(logits, position, history, nullptr, mask);
+      ASSERT_TRUE(sample.ok()) << sample.status();
+      EXPECT_EQ(sample->id, sampler.Pick(restricted, position, history)->id);
+    }
+  }
+}
+
+TEST(SamplerTest, AMaskMayBeShorterThanTheLogitsAndMustAllowSomething) {
+  Sampler sampler = Sampler::Create({.logprobs = true}).value();
+  std::vector<float> logits(70, 0.0f);
+  logits[66] = 5;
+  logits[3] = 1;
+  EXPECT_EQ(sampler.Pick(logits, 0, {}, nullptr, std::vector<uint32_t>{~0u})->id, 3);
+  EXPECT_LT(sampler.Pick(logits, 0, {}, nullptr, std::vector<uint32_t>{~0u})->logprob, -3)
+      << "of all tokens";
+  EXPECT_EQ(sampler.Pick(logits, 0, {}, nullptr, std::vector<uint32_t>{0, 0, 0}).status().code(),
+            absl::StatusCode::kInternal);
+}
+
 TEST(SamplerTest, LogprobsAreOfTheModelsOwnDistribution) {
   const std::vector<float> logits = {std::log(0.2f) + 3, std::log(0.5f) + 3, std::log(0.3f) + 3};
   const Sample sample = Pick({.temperature = 0.3f,

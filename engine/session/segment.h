@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "engine/chat/tool_calls.h"
+#include "engine/sampling/output_grammar.h"
 #include "engine/sampling/sampler.h"
 #include "engine/tokenizer/text.h"
 
@@ -77,6 +79,9 @@ struct AnswerRequest {
   std::vector<std::string> stop;
   int32_t level_percent = 100;
   Truncation truncation = Truncation::kRecord;
+  OutputFormat output_format = {};
+  // Of `output_format`; null: the answer is free. Shared with other calls of the same form.
+  std::shared_ptr<const OutputGrammar> grammar = nullptr;
 };
 
 // Limits for validating a request.

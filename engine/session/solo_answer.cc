@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "engine/model/scratch_kv.h"
+#include "engine/output/output_constraint.h"
 
 namespace withy::engine {
 namespace {
@@ -118,6 +119,8 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
               LevelIndex(model.info(), request.level_percent));
   const AnswerTools tools = encoder.ToolsOf({}, request.prompt);
   AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop, tools.markers());
+  OutputConstraint constraint(request.grammar.get(), encoder.tokenizer());
+  if (prompt.answer_begins_in_thought) constraint.BeginInThought();
   const auto emit = [&](const AnswerDelta& delta) {
     if (hooks.on_delta && (delta.token.has_value() || !delta.text.empty())) hooks.on_delta(delta);
   };
@@ -128,7 +131,9 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
       emit({.text = answer.Finish(FinishReason::kCancelled), .token = std::nullopt});
       break;
     }
-    WITHY_ASSIGN_OR_RETURN(Sample sample, sampler.Pick(run.logits(), run.ids().size(), run.ids()));
+    WITHY_ASSIGN_OR_RETURN(const std::span<const uint32_t> allowed, constraint.Mask());
+    WITHY_ASSIGN_OR_RETURN(Sample sample, sampler.Pick(run.logits(), run.ids().size(), run.ids(),
+                                                       /*times=*/nullptr, allowed));
     result.times.last_token = clock.SteadyNanos();
     if (result.times.first_token == 0) result.times.first_token = result.times.last_token;
     run.Append(sample.id);
@@ -137,8 +142,12 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
       emit({.text = std::move(text), .token = std::nullopt});
       break;
     }
+    constraint.Accept(sample.id);
     result.tokens.push_back(sample);
     emit({.text = std::move(text), .token = std::move(sample)});
+    if (!answer.finished() && constraint.Over()) {
+      emit({.text = answer.Finish(FinishReason::kEndOfTurn), .token = std::nullopt});
+    }
     if (!answer.finished() && run.WindowFull()) {
       emit({.text = answer.Finish(FinishReason::kContextFull), .token = std::nullopt});
     }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/model/testing.h"
+#include "engine/sampling/testing.h"
 #include "engine/session/testing.h"
 
 namespace withy::engine {
@@ -68,6 +69,21 @@ TEST(SoloAnswerTest, EndsWhenTheWindowIsFull) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->reason, FinishReason::kContextFull);
   EXPECT_EQ(result->prompt_tokens + static_cast<int32_t>(result->tokens.size()), 16);
+}
+
+// The model would say anything else; the answer ends where nothing may follow.
+TEST(SoloAnswerTest, KeepsToAGrammar) {
+  const ChatFixture f;
+  FakeModel model(f.tokenizer->vocab_size());
+  FakeClock clock;
+  AnswerRequest request = Ask("Yes or no?", 100);
+  request.grammar = std::make_shared<TextsGrammar>(std::vector<std::string>{"yes", "no"}, f.end,
+                                                   f.tokenizer->vocab_size());
+  const auto result =
+      AnswerAlone(model, *f.encoder, request, {.window = 128, .piece_rows = 64}, {}, clock);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->text == "yes" || result->text == "no") << result->text;
+  EXPECT_EQ(result->reason, FinishReason::kEndOfTurn);
 }
 
 TEST(SoloAnswerTest, CancellationEndsAPromptThatIsBeingEncoded) {

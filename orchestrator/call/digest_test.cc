@@ -35,5 +35,15 @@ TEST(DigestTest, ToolsAndCallsArePartOfTheRequest) {
   EXPECT_NE(arguments, RequestDigest(a));
 }
 
+TEST(DigestTest, TheFormOfTheAnswerIsPartOfTheRequest) {
+  v1::GenerateRequest a;
+  const std::string before = RequestDigest(a);
+  a.mutable_output_format()->set_regex("a+");
+  const std::string regex = RequestDigest(a);
+  a.mutable_output_format()->set_grammar("a+");
+  EXPECT_NE(before, regex);
+  EXPECT_NE(regex, RequestDigest(a));
+}
+
 }  // namespace
 }  // namespace withy::orchestrator

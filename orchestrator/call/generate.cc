@@ -336,6 +336,7 @@ v1::RunRequest GenerateCall::ForwardedRequest() const {
   if (request_.limits().max_tokens() == 0) run.set_expected_tokens(prepared_.plan.shape.max_tokens);
   run.set_report_progress(request_.report_progress());
   run.set_truncation(request_.truncation());
+  if (request_.has_output_format()) *run.mutable_output_format() = request_.output_format();
   run.set_record_without_thought(call_.record_without_thought);
   run.set_model_level_percent(prepared_.plan.decision.model_level_percent);
   run.set_speculation(request_.speculation());

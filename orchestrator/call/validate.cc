@@ -9,7 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "base/contract_limits.h"
 #include "base/status.h"
+#include "grammar/format_check.h"
 #include "orchestrator/call/validate_tools.h"
+#include "wire/output_format.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -302,12 +304,7 @@ absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
     return Invalid("prompt_level_percent is ", request.prompt_level_percent(),
                    ": must be in [1, 100], or 0 to decide");
   }
-  if (request.has_output_schema()) {
-    return absl::UnimplementedError(
-        "output_schema is set: this server cannot constrain its output; leave it out and check the "
-        "answer");
-  }
-  return absl::OkStatus();
+  return grammar::CheckFormat(engine::FormatFromWire(request.output_format()));
 }
 
 absl::Status ValidateForModel(const v1::GenerateRequest& request, const ModelLimits& model) {

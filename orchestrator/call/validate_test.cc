@@ -138,8 +138,18 @@ const BadCase kBadCases[] = {
      "slo mixes"},
     {"ratio nan", [](auto& r) { r.mutable_slo()->set_tpot_ratio(kNan); }, "slo.tpot_ratio"},
     {"energy negative", [](auto& r) { r.mutable_slo()->set_energy_mj(-5); }, "slo.energy_mj"},
-    {"schema", [](auto& r) { r.mutable_output_schema()->set_json_schema("{}"); }, "output_schema",
+#if WITHY_XGRAMMAR
+    {"schema keyword",
+     [](auto& r) { r.mutable_output_format()->set_json_schema(R"({"not": {}})"); },
+     "output_format.json_schema: the keyword \"not\""},
+    {"regex long", [](auto& r) { r.mutable_output_format()->set_regex(std::string(4097, 'x')); },
+     "output_format.regex"},
+    {"grammar empty", [](auto& r) { r.mutable_output_format()->set_grammar(""); },
+     "output_format.grammar"},
+#else
+    {"schema", [](auto& r) { r.mutable_output_format()->set_json_schema("{}"); }, "output_format",
      absl::StatusCode::kUnimplemented},
+#endif
 };
 
 // An empty question, and an answer that is to go on.

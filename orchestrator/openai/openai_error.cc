@@ -25,6 +25,10 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"template arguments", "chat_template_kwargs"},
     {"prompt.messages", "messages"},
     {"prompt.text", "prompt"},
+    {"output_format.json_schema", "response_format.json_schema.schema"},
+    {"output_format.regex", "withy.regex"},
+    {"output_format.grammar", "withy.grammar"},
+    {"output_format", "response_format"},
     {"sampling.", ""},
     {"limits.", ""},
     {"slo.ttft_ratio", "header x-slo-ttft-ratio"},
@@ -70,7 +74,8 @@ constexpr std::string_view kFields[] = {"best_of",
                                         "tools",
                                         "top_k",
                                         "top_logprobs",
-                                        "top_p"};
+                                        "top_p",
+                                        "withy"};
 
 bool IsPathCharacter(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||

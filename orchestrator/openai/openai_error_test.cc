@@ -46,6 +46,11 @@ TEST(OpenAiErrorTest, FieldsHaveOpenAisNames) {
        std::vector<std::tuple<std::string, std::string, std::string>>{
            {"sampling.top_p is 1.5", "top_p is 1.5", "top_p"},
            {"limits.max_tokens is 9: too many", "max_tokens is 9: too many", "max_tokens"},
+           {"output_format.json_schema at #/properties/a: no",
+            "response_format.json_schema.schema at #/properties/a: no",
+            "response_format.json_schema.schema"},
+           {"output_format is set", "response_format is set", "response_format"},
+           {"output_format.regex is 5", "withy.regex is 5", "withy.regex"},
            {"limits.stop[2] is empty", "stop[2] is empty", "stop[2]"},
            {"prompt.messages[3].content is", "messages[3].content is", "messages[3].content"},
            {"messages[1]: role \"x\"", "messages[1]: role \"x\"", "messages[1]"},

@@ -352,14 +352,53 @@ absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
   return NotEmpty(body, "logit_bias", "leave it out");
 }
 
-absl::Status CheckFormat(const Json& body) {
+// `strict` or not: a schema is always kept to.
+absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   const Json* format = Find(body, "response_format");
   if (format == nullptr) return absl::OkStatus();
   if (!format->is_object()) return WrongType("response_format", *format, "an object");
   WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "response_format.", "type"));
   if (type == "text" || format->empty()) return absl::OkStatus();
-  return Wrong("response_format",
-               absl::StrCat(".type is \"", type, "\": only \"text\" is supported"));
+  if (type == "json_object") {
+    request->mutable_output_format()->set_json_object(true);
+    return absl::OkStatus();
+  }
+  if (type != "json_schema") {
+    return Wrong("response_format.type",
+                 absl::StrCat(" is \"", type,
+                              "\": it must be \"text\", \"json_object\" or \"json_schema\""));
+  }
+  const Json* named = Find(*format, "json_schema");
+  if (named == nullptr || !named->is_object()) {
+    return Wrong("response_format.json_schema", " must be an object with a schema");
+  }
+  const std::string path = "response_format.json_schema.";
+  WITHY_RETURN_IF_ERROR(Text(*named, path, "name").status());
+  if (const Json* strict = Find(*named, "strict"); strict != nullptr && !strict->is_boolean()) {
+    return WrongType(path + "strict", *strict, "true or false");
+  }
+  const Json* schema = Find(*named, "schema");
+  if (schema == nullptr) return Wrong(path + "schema", " is missing: give a JSON Schema");
+  WITHY_ASSIGN_OR_RETURN(*request->mutable_output_format()->mutable_json_schema(),
+                         JsonText(path + "schema", *schema));
+  return absl::OkStatus();
+}
+
+// Forms of answers that OpenAI's API has not.
+absl::Status ReadOwnFormat(const Json& own, v1::GenerateRequest* request) {
+  WITHY_ASSIGN_OR_RETURN(std::string regex, Text(own, "withy.", "regex"));
+  WITHY_ASSIGN_OR_RETURN(std::string grammar, Text(own, "withy.", "grammar"));
+  if (regex.empty() && grammar.empty()) return absl::OkStatus();
+  if (request->has_output_format() || (!regex.empty() && !grammar.empty())) {
+    return Wrong(regex.empty() ? "withy.grammar" : "withy.regex",
+                 " is set beside another form of the answer: leave one of them out");
+  }
+  if (regex.empty()) {
+    request->mutable_output_format()->set_grammar(std::move(grammar));
+  } else {
+    request->mutable_output_format()->set_regex(std::move(regex));
+  }
+  return absl::OkStatus();
 }
 
 // What is withy's own: an object, so that no name is one that OpenAI may give another meaning.
@@ -367,6 +406,7 @@ absl::Status ReadOwn(const Json& body, v1::GenerateRequest* request) {
   const Json* own = Find(body, "withy");
   if (own == nullptr) return absl::OkStatus();
   if (!own->is_object()) return WrongType("withy", *own, "an object");
+  WITHY_RETURN_IF_ERROR(ReadOwnFormat(*own, request));
   WITHY_ASSIGN_OR_RETURN(const std::string truncation, Text(*own, "withy.", "truncation"));
   if (truncation.empty()) return absl::OkStatus();
   if (truncation == "none") {
@@ -494,7 +534,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   WITHY_RETURN_IF_ERROR(ReadLogprobs(kind, json, request.mutable_limits()));
   WITHY_RETURN_IF_ERROR(ReadSampling(json, request.mutable_sampling()));
   WITHY_RETURN_IF_ERROR(Only(json, "n", 1));
-  WITHY_RETURN_IF_ERROR(CheckFormat(json));
+  WITHY_RETURN_IF_ERROR(ReadFormat(json, &request));
   WITHY_RETURN_IF_ERROR(NotEmpty(json, "functions", "give tools instead"));
   WITHY_ASSIGN_OR_RETURN(call.stream, Flag(json, "stream"));
   if (const Json* options = Find(json, "stream_options")) {

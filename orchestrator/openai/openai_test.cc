@@ -125,7 +125,13 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
            {R"("top_logprobs": 21, "logprobs": true)", "top_logprobs"},
            {R"("presence_penalty": 0.5)", "presence_penalty"},
            {R"("logit_bias": {"5": 1})", "logit_bias"},
-           {R"("response_format": {"type": "json_object"})", "json_object"},
+           {R"("response_format": {"type": "xml"})", "response_format.type is \"xml\""},
+           {R"("response_format": {"type": "json_schema"})", "response_format.json_schema"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"name": "x"}})",
+            "response_format.json_schema.schema"},
+           {R"("withy": {"regex": "a", "grammar": "root ::= \"a\""})", "withy.regex"},
+           {R"("response_format": {"type": "json_object"}, "withy": {"regex": "a"})",
+            "withy.regex"},
            {R"("seed": "x")", "seed"},
            {R"("stream": "yes")", "stream"},
            {R"("stream_options": true)", "stream_options"},
@@ -174,6 +180,25 @@ TEST(OpenAiRequestTest, UsualDefaultsAreTaken) {
         << prompt;
   }
   EXPECT_FALSE(ParseChat(R"({"prompt": "a", "suffix": "b"})", {}, OpenAiKind::kCompletion).ok());
+}
+
+TEST(OpenAiRequestTest, FormsOfAnswersAreTaken) {
+  const auto format = [](const std::string& further) {
+    const auto call = ParseChat(Chat(further));
+    EXPECT_TRUE(call.ok()) << further << ": " << call.status();
+    return call.ok() ? call->request.output_format() : v1::OutputFormat();
+  };
+  EXPECT_EQ(format(R"("response_format": {"type": "text"})").form_case(),
+            v1::OutputFormat::FORM_NOT_SET);
+  EXPECT_TRUE(format(R"("response_format": {"type": "json_object"})").json_object());
+  EXPECT_EQ(format(R"("response_format": {"type": "json_schema", "json_schema": {"name": "x",
+                    "strict": true, "schema": {"type": "object", "properties": {"b": {},
+                    "a": {}}}}})")
+                .json_schema(),
+            R"({"type":"object","properties":{"b":{},"a":{}}})")
+      << "in the order of its keys";
+  EXPECT_EQ(format(R"("withy": {"regex": "[a-z]+"})").regex(), "[a-z]+");
+  EXPECT_EQ(format(R"("withy": {"grammar": "root ::= [a]"})").grammar(), "root ::= [a]");
 }
 
 // JavaScript reads every number as a double: what it reads, and sends again, is the same seed.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "policy/constants.h"
 
@@ -10,15 +11,18 @@ namespace {
 
 using Bins = std::array<double, DraftConfidence::kBins>;
 
-// The shortest match of each bin, and the least probability.
-constexpr std::array<int32_t, DraftConfidence::kBins> kLengths = {0,  4,  5,  6,  8, 12,
-                                                                  16, 24, 32, 48, 64};
+constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
+// The shortest match of each bin, and the least probability; the last bin has neither.
+constexpr std::array<int32_t, DraftConfidence::kBins> kLengths = {0,  4,  5,  6,  8,  12,
+                                                                  16, 24, 32, 48, 64, kNever};
 // A branch of many tokens is as likely as the least difference from 1, taken many times: bins are
 // finest there.
-constexpr Bins kProbabilities = {0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95, 0.985, 0.997, 0.9995};
+constexpr Bins kProbabilities = {0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95, 0.985, 0.997, 0.9995, 2};
 // What is usual before anything was verified.
-constexpr Bins kLookupPrior = {0.30, 0.40, 0.45, 0.50, 0.60, 0.70, 0.75, 0.80, 0.84, 0.87, 0.90};
-constexpr Bins kModelPrior = {0.05, 0.12, 0.25, 0.38, 0.55, 0.70, 0.82, 0.90, 0.95, 0.98, 0.99};
+constexpr Bins kLookupPrior = {0.30, 0.40, 0.45, 0.50, 0.60, 0.70,
+                               0.75, 0.80, 0.84, 0.87, 0.90, 0.90};
+constexpr Bins kModelPrior = {0.05, 0.12, 0.25, 0.38, 0.55, 0.70,
+                              0.82, 0.90, 0.95, 0.98, 0.99, 0.99};
 
 }  // namespace
 

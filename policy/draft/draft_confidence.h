@@ -17,7 +17,9 @@ namespace withy::policy {
 // Shares of accepted tokens by source and bin. Recent tokens count most. Not thread-safe.
 class DraftConfidence {
  public:
-  static constexpr int32_t kBins = 11;
+  static constexpr int32_t kBins = 12;
+  // Of kLookup: text that the answer's form forces.
+  static constexpr int32_t kForcedBin = kBins - 1;
 
   // Bin of a token that a lookup found behind a match of `length` tokens, or of a model's token
   // with probability `p`.

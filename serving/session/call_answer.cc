@@ -15,7 +15,9 @@ CallAnswer::CallAnswer(const engine::Tokenizer& tokenizer, const CallRequest& re
       recorder_(recorder),
       sampler_(std::move(sampler)),
       tools_(std::move(tools)),
-      stream_(tokenizer, request.answer.max_tokens, request.answer.stop, tools_.markers()) {}
+      stream_(tokenizer, request.answer.max_tokens, request.answer.stop, tools_.markers()),
+      constraint_(
+          std::make_unique<engine::OutputConstraint>(request.answer.grammar.get(), tokenizer)) {}
 
 absl::StatusOr<engine::AnswerDelta> CallAnswer::Pick(std::span<const float> logits,
                                                      int32_t level_percent, int32_t window,
@@ -23,16 +25,21 @@ absl::StatusOr<engine::AnswerDelta> CallAnswer::Pick(std::span<const float> logi
   const bool timed = recorder_ != nullptr && recorder_->enabled();
   engine::PickTimes times;
   if (timed) times.clock = recorder_->clock();
-  WITHY_ASSIGN_OR_RETURN(engine::Sample sample,
-                         sampler_.Pick(logits, ids->size(), *ids, timed ? &times : nullptr));
+  WITHY_ASSIGN_OR_RETURN(const std::span<const uint32_t> allowed, constraint_->Mask());
+  WITHY_ASSIGN_OR_RETURN(engine::Sample sample, sampler_.Pick(logits, ids->size(), *ids,
+                                                              timed ? &times : nullptr, allowed));
   if (timed) RecordPick(times);
   engine::AnswerDelta delta;
   delta.text = stream_.Push(sample.id);
   if (stream_.reason() == engine::FinishReason::kEndOfTurn) return delta;
   ids->push_back(sample.id);
+  constraint_->Accept(sample.id);
   tokens_.push_back(sample);
   if (levels_.empty() || levels_.back() != level_percent) levels_.push_back(level_percent);
   delta.token = std::move(sample);
+  if (!finished() && constraint_->Over()) {
+    delta.text += stream_.Finish(engine::FinishReason::kEndOfTurn);
+  }
   if (!finished() && static_cast<int32_t>(ids->size()) >= window) {
     delta.text += stream_.Finish(engine::FinishReason::kContextFull);
   }

@@ -1,5 +1,7 @@
 #include "serving/speculation/lookup_drafter.h"
 
+#include "serving/speculation/allowed_drafts.h"
+
 namespace withy::serving {
 
 policy::DraftOffer LookupDrafter::Follow(const DraftTask& task, double /*plain_ms*/) {
@@ -11,6 +13,7 @@ policy::DraftOffer LookupDrafter::Follow(const DraftTask& task, double /*plain_m
 
 DraftResult LookupDrafter::Grow(std::span<const DraftTask> tasks, const DraftTime& /*time*/) {
   for (const DraftTask& task : tasks) {
+    AddForced(task.session.answer().constraint(), task.limits.max_depth, &task.drafts.step);
     for (const policy::TokenLookup* lookup : {&task.drafts.own, &task.drafts.app->lookup}) {
       policy::AddMatches(*lookup, task.session.tokens(), task.limits.max_depth, &task.drafts.step);
     }

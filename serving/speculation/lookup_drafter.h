@@ -1,5 +1,6 @@
-// Drafts by what followed the same tokens before, in the call and in earlier ones of its app.
-// Neighbours: policy/draft/token_lookup.h finds it; speculator.h keeps what apps said.
+// Drafts by what followed the same tokens before, in the call and in earlier ones of its app, and
+// by the text that the call's output format forces. Neighbours: policy/draft/token_lookup.h finds
+// it; speculator.h keeps what apps said.
 #pragma once
 
 #include "serving/speculation/drafter.h"

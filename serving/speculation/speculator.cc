@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/session/solo_answer.h"
+#include "serving/speculation/allowed_drafts.h"
 
 namespace withy::serving {
 namespace {
@@ -118,6 +119,7 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
     step.offers[i] = drafters_[i]->Follow(
         {.call_id = call.request.call_id, .session = session, .drafts = drafts}, step.plain_ms);
   }
+  CutForbidden(session.answer().constraint(), &step.tree);
   return &drafts;
 }
 
@@ -146,6 +148,9 @@ policy::DraftPlan::Drafted Speculator::Draft(const policy::DraftPlan::Ask& ask,
   const int64_t started = clock_.SteadyNanos();
   const DraftResult result = drafters_[static_cast<size_t>(ask.source)]->Grow(
       tasks, {.patience_ms = ask.patience_ms, .interrupt = interrupt});
+  for (const DraftTask& task : tasks) {
+    CutForbidden(task.session.answer().constraint(), &task.drafts.step.tree);
+  }
   const int64_t ended = clock_.SteadyNanos();
   for (size_t i = 0; i < tasks.size() && ask.source != DraftSourceKind::kLookup; ++i) {
     metrics_.Drafted(tasks[i].call_id, tasks[i].drafts.step.tree.size() - before[i], started,

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "engine/model/testing.h"
+#include "engine/sampling/testing.h"
 #include "serving/call/scheduler_testing.h"
 
 namespace withy::serving {
@@ -133,6 +134,43 @@ TEST_F(SpeculatorTest, AnswersAreThoseOfPlainDecoding) {
   }
   EXPECT_GT(accepted[kLookup], 0);
   EXPECT_GT(drafted[kPrefix], 0);
+}
+
+// What drafts say that the form forbids is cut, and what the form forces is drafted.
+TEST_F(SpeculatorTest, AnswersInAFormAreThoseOfPlainDecoding) {
+  std::vector<std::string> texts;
+  for (const char* name : {"Ada", "Adam", "Bo"}) {
+    for (const char* more : {", \"age\": 7", ", \"age\": 70", ""}) {
+      texts.push_back(std::string("{\"first name\": \"") + name + "\"" + more + "}");
+    }
+  }
+  const auto grammar = std::make_shared<engine::TextsGrammar>(texts, engine::ChatFixture().end,
+                                                              model_->info().vocab_size);
+  int32_t forced = 0;
+  for (uint32_t seed = 0; seed < 4; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    for (CallRequest request : Requests(random, SpeculationMode::kAuto)) {
+      request.context_id.clear();
+      request.answer.grammar = grammar;
+      Rig plain(*model_, Options(false), 4096);
+      const CallOutcome expected = Run(plain, request);
+      const auto begins_so = [&](const std::string& text) {
+        return text.starts_with(expected.text);
+      };
+      EXPECT_TRUE(std::any_of(texts.begin(), texts.end(), begins_so)) << expected.text;
+      for (const SpeculationMode mode :
+           {SpeculationMode::kLookup, SpeculationMode::kPrefix, SpeculationMode::kAuto}) {
+        Rig rig(*model_, Options(true), 4096);
+        request.speculation = mode;
+        const CallOutcome outcome = Run(rig, request);
+        EXPECT_EQ(IdsOf(outcome), IdsOf(expected));
+        EXPECT_EQ(outcome.reason, expected.reason);
+        if (mode == SpeculationMode::kLookup) forced += outcome.speculation.accepted[kLookup];
+      }
+    }
+  }
+  EXPECT_GT(forced, 100) << "keys are drafted without a model";
 }
 
 // Passes of the low level and of the full one: each has a number of its own, and the call's id.

@@ -65,6 +65,10 @@ TEST(ContractLimits, AreThoseOfTheTypesComments) {
   EXPECT_THAT(text, HasSubstr("At most " + Number(kMaxStopStrings) + ", each 1 to " +
                               Number(kMaxStopStringBytes) + " bytes"));
   EXPECT_THAT(text, HasSubstr("Unset = none. Range 0.." + Number(kMaxTopLogprobs) + "."));
+  EXPECT_THAT(text, HasSubstr("A JSON Schema document, at most " + Kib(kMaxSchemaBytes)));
+  EXPECT_THAT(text, HasSubstr("such as maxItems are at most " + Number(kMaxRepetitions) + "."));
+  EXPECT_THAT(text, HasSubstr("A regular expression, at most " + Kib(kMaxRegexBytes)));
+  EXPECT_THAT(text, HasSubstr("A grammar in EBNF, at most " + Kib(kMaxGrammarBytes)));
 }
 
 TEST(ContractLimits, AreThoseOfTheDocuments) {

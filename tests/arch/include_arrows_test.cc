@@ -1,7 +1,7 @@
 // Checks the include arrows of ARCHITECTURE.md for every source file:
-//   base <- http;  base <- telemetry <- engine;  base <- policy;  base, telemetry, engine, policy
-//   <- serving;  base <- rpc;  processes, cli, offline and bench stand above; processes meet in
-//   proto/ only, and nobody includes a process.
+//   base <- http;  base <- telemetry <- engine <- grammar;  base <- policy;  base, telemetry,
+//   engine, policy <- serving;  base <- rpc;  processes, cli, offline and bench stand above;
+//   processes meet in proto/ only, and nobody includes a process.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -29,6 +29,7 @@ const std::map<std::string, Parts>& Allowed() {
         {"telemetry", {"base"}},
         {"engine", {"base", "telemetry"}},
         {"policy", {"base"}},
+        {"grammar", {"base", "engine"}},
         {"rpc", {"base"}},
         {"wire", {"base", "engine", "policy"}},
         {"serving", {"base", "telemetry", "engine", "policy"}},
@@ -38,13 +39,14 @@ const std::map<std::string, Parts>& Allowed() {
          {"orchestrator", "model_worker", "draft_worker", "context_store", "profiler_agent"}) {
       (*map)[process] = lower;
     }
-    (*map)["model_worker"].insert({"serving", "store_client"});
-    (*map)["draft_worker"].insert("serving");
+    (*map)["orchestrator"].insert("grammar");
+    (*map)["model_worker"].insert({"grammar", "serving", "store_client"});
+    (*map)["draft_worker"].insert({"grammar", "serving"});
     (*map)["cli"] = lower;
     (*map)["examples"] = {};
     (*map)["offline"] = {"base", "telemetry", "engine"};
-    (*map)["bench"] = {"base", "telemetry", "engine",  "policy",      "rpc",
-                       "wire", "offline",   "serving", "store_client"};
+    (*map)["bench"] = {"base", "telemetry", "engine",  "policy",       "rpc",
+                       "wire", "offline",   "serving", "store_client", "grammar"};
     return map;
   }();
   return *allowed;

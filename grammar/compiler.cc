@@ -1,0 +1,235 @@
+#include "grammar/compiler.h"
+
+#include <dlpack/dlpack.h>
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/contract_limits.h"
+#include "base/status.h"
+#include "base/strings.h"
+#include "grammar/format_check.h"
+#include "grammar/library_log.h"
+#include "grammar/schema_check.h"
+#include "grammar/vocabulary.h"
+
+namespace withy::grammar {
+namespace {
+
+using Kind = engine::OutputFormat::Kind;
+
+constexpr size_t kMaxCompiledBytes = 512 << 10;  // of a grammar, repetitions not written out
+constexpr char kAnyObject[] = R"({"type": "object"})";
+
+// What follows a backslash in a JSON string, with pairs of surrogates only: many parsers refuse a
+// single one.
+constexpr char kEscapeRule[] =
+    R"(basic_escape ::= (["\\/bfnrt]) | ("u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}) | )"
+    R"(("u" [Dd] [0-7] [0-9A-Fa-f]{2}) | )"
+    R"(("u" [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2}))";
+// Exponents of numbers that a double has.
+constexpr char kExponentRule[] =
+    R"(basic_number_5 ::= ("" | ([eE] basic_number_4 basic_number_digits{1, 2})))";
+// Characters of strings as XGrammar writes them, and as they are in JSON. Those of strings of
+// bounded length have control characters and no escapes, all have halves of surrogate pairs.
+constexpr char kBoundedCharacters[] = R"([^\"\\\r\n])";
+constexpr char kJsonBoundedCharacters[] = R"(([^\0-\x1f\"\\\ud800-\udfff] | ("\\" basic_escape)))";
+constexpr char kCharacters[] = R"([^\0-\x1f\"\\\r\n)";
+constexpr char kJsonCharacters[] = R"([^\0-\x1f\"\\\ud800-\udfff)";
+
+class State final : public engine::GrammarState {
+ public:
+  State(const xgrammar::CompiledGrammar& grammar, int32_t vocab_size)
+      : matcher_(grammar), vocab_size_(vocab_size) {}
+
+  // An exception out of XGrammar forbids every token, which fails the call and nothing else.
+  void FillMask(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), 0);
+    int64_t words = static_cast<int64_t>(mask.size());
+    DLTensor tensor{.data = mask.data(),
+                    .device = {.device_type = kDLCPU, .device_id = 0},
+                    .ndim = 1,
+                    .dtype = xgrammar::GetBitmaskDLType(),
+                    .shape = &words,
+                    .strides = nullptr,
+                    .byte_offset = 0};
+    try {
+      // False: all tokens may come, and the mask says so, too.
+      matcher_.FillNextTokenBitmask(&tensor);
+    } catch (const std::exception&) {
+      std::fill(mask.begin(), mask.end(), 0);
+    }
+  }
+  bool Accept(int32_t token) override {
+    if (token < 0 || token >= vocab_size_) return false;
+    try {
+      return matcher_.AcceptToken(token);
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  void RollBack(int32_t tokens) override { matcher_.Rollback(tokens); }
+  bool MayEnd() const override { return matcher_.IsCompleted(); }
+  std::string ForcedText() override { return matcher_.FindJumpForwardString(); }
+
+ private:
+  xgrammar::GrammarMatcher matcher_;
+  const int32_t vocab_size_;
+};
+
+class CompiledFormat final : public engine::OutputGrammar {
+ public:
+  CompiledFormat(xgrammar::CompiledGrammar grammar, int32_t vocab_size)
+      : grammar_(std::move(grammar)), vocab_size_(vocab_size) {}
+
+  int32_t vocab_size() const override { return vocab_size_; }
+  std::unique_ptr<engine::GrammarState> Begin() const override {
+    return std::make_unique<State>(grammar_, vocab_size_);
+  }
+
+ private:
+  const xgrammar::CompiledGrammar grammar_;
+  const int32_t vocab_size_;
+};
+
+std::string_view FieldOf(Kind kind) {
+  switch (kind) {
+    case Kind::kJsonSchema:
+      return "output_format.json_schema";
+    case Kind::kRegex:
+      return "output_format.regex";
+    case Kind::kEbnf:
+      return "output_format.grammar";
+    default:
+      return "output_format";
+  }
+}
+
+// What XGrammar said of it, without the place in its own source.
+absl::Status Refused(Kind kind, std::string_view said) {
+  const size_t place = said.find(": ");
+  if (said.starts_with('[') && place != std::string_view::npos) said.remove_prefix(place + 2);
+  while (!said.empty() && (said.back() == '\n' || said.back() == ' ')) said.remove_suffix(1);
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(FieldOf(kind)), " cannot be used: ", ToAbsl(said.substr(0, 500))));
+}
+
+// XGrammar writes characters as \xHH and reads as many digits as follow: \u00HH has four.
+std::string WithLongEscapes(std::string_view grammar) {
+  std::string text;
+  for (size_t at = 0; at < grammar.size(); ++at) {
+    text += grammar[at];
+    if (grammar[at] != '\\' || at + 1 == grammar.size()) continue;
+    ++at;
+    if (grammar[at] == 'x') {
+      text += "u00";
+    } else {
+      text += grammar[at];
+    }
+  }
+  return text;
+}
+
+// XGrammar's grammar of a schema, corrected where it allows what is no JSON.
+// Replaces the line of `rule`.
+absl::Status ReplaceRule(std::string_view rule, std::string_view line, std::string* grammar) {
+  const size_t begin = grammar->find(std::string(rule) + " ::= ");
+  if (begin == std::string::npos) {
+    return absl::InternalError(
+        absl::StrCat("XGrammar's grammars have no rule ", ToAbsl(rule), ": it is another version"));
+  }
+  grammar->replace(begin, grammar->find('\n', begin) - begin, line);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema) {
+  std::string grammar = xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false,
+                                                          /*indent=*/std::nullopt,
+                                                          /*separators=*/std::nullopt,
+                                                          /*strict_mode=*/false)
+                            .ToString();
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_escape", kEscapeRule, &grammar));
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_number_5", kExponentRule, &grammar));
+  return WithLongEscapes(absl::StrReplaceAll(
+      grammar, {{kBoundedCharacters, kJsonBoundedCharacters}, {kCharacters, kJsonCharacters}}));
+}
+
+absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format) {
+  switch (format.kind) {
+    case Kind::kJsonSchema: {
+      WITHY_ASSIGN_OR_RETURN(const std::string schema,
+                             PrepareSchema(FieldOf(format.kind), format.text));
+      return GrammarOfSchema(schema);
+    }
+    case Kind::kJsonObject:
+      return GrammarOfSchema(kAnyObject);
+    case Kind::kRegex:
+      return WithLongEscapes(xgrammar::Grammar::FromRegex(format.text).ToString());
+    default:
+      return format.text;
+  }
+}
+
+}  // namespace
+
+struct Compiler::Matcher {
+  explicit Matcher(const Vocabulary& vocabulary)
+      : compiler(xgrammar::TokenizerInfo(vocabulary.bytes, xgrammar::VocabType::RAW,
+                                         vocabulary.size(), vocabulary.ends),
+                 /*max_threads=*/1, /*cache_enabled=*/false) {}
+
+  xgrammar::GrammarCompiler compiler;
+};
+
+Compiler::Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size)
+    : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
+Compiler::~Compiler() = default;
+
+absl::StatusOr<std::shared_ptr<const engine::OutputGrammar>> Compiler::Compile(
+    const engine::OutputFormat& format) {
+  if (format.kind == Kind::kFree) return nullptr;
+  const auto found = std::find_if(kept_.begin(), kept_.end(),
+                                  [&](const Kept& one) { return one.format == format; });
+  if (found != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, found);
+    return kept_.front().grammar;
+  }
+  WITHY_RETURN_IF_ERROR(CheckFormat(format));
+  LibraryWarnings warnings;
+  try {
+    WITHY_ASSIGN_OR_RETURN(const std::string grammar, GrammarOf(format));
+    if (grammar.size() > kMaxCompiledBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(ToAbsl(FieldOf(format.kind)), " makes a grammar of ", grammar.size(),
+                       " bytes: at most ", kMaxCompiledBytes, "; make it smaller"));
+    }
+    if (matcher_ == nullptr) {
+      matcher_ = std::make_unique<Matcher>(VocabularyOf(tokenizer_, vocab_size_));
+    }
+    // What XGrammar warns of, it does not enforce.
+    if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
+    const xgrammar::CompiledGrammar compiled =
+        matcher_->compiler.CompileGrammar(xgrammar::Grammar::FromEBNF(grammar));
+    if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
+    kept_.push_front({.format = format,
+                      .grammar = std::make_shared<CompiledFormat>(compiled, vocab_size_),
+                      .bytes = compiled.MemorySizeBytes()});
+  } catch (const std::exception& error) {
+    return Refused(format.kind, error.what());
+  }
+  size_t bytes = 0;
+  for (const Kept& one : kept_) bytes += one.bytes;
+  while (kept_.size() > 1 && (kept_.size() > kKept || bytes > kKeptBytes)) {
+    bytes -= kept_.back().bytes;
+    kept_.pop_back();
+  }
+  return kept_.front().grammar;
+}
+
+}  // namespace withy::grammar

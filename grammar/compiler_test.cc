@@ -1,0 +1,259 @@
+// Compiled forms allow what they describe and nothing else. The vocabulary is that of the pocket
+// model. Skipped where this build has no XGrammar.
+#include "grammar/compiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/gguf/reader.h"
+#include "grammar/format_check.h"
+#include "grammar/testing.h"
+
+namespace withy::grammar {
+namespace {
+
+using engine::MaskHas;
+using engine::OutputFormat;
+using testing::HasSubstr;
+using Kind = OutputFormat::Kind;
+
+class CompilerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!WITHY_XGRAMMAR) GTEST_SKIP() << "this build has no XGrammar";
+    auto file = engine::GgufFile::Open("models/withy-pocket-q8_0.gguf");
+    ASSERT_TRUE(file.ok()) << file.status();
+    auto tokenizer = engine::MakeTokenizer(*file);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    tokenizer_ = *std::move(tokenizer);
+    vocab_size_ = tokenizer_->vocab_size() + 7;  // logits that have no token
+    compiler_.emplace(*tokenizer_, vocab_size_);
+    end_ = tokenizer_->end_of_generation_ids().front();
+  }
+
+  std::unique_ptr<engine::GrammarState> Begin(Kind kind, const std::string& text = "") {
+    const auto grammar = compiler_->Compile({.kind = kind, .text = text});
+    EXPECT_TRUE(grammar.ok()) << text << ": " << grammar.status();
+    return grammar.ok() ? (*grammar)->Begin() : nullptr;
+  }
+  // Whether `text`, and nothing more, is an answer.
+  bool Allows(Kind kind, const std::string& form, const std::string& text) {
+    const auto state = Begin(kind, form);
+    for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
+      if (!MaskHas(MaskOf(*state), token)) return false;
+      EXPECT_TRUE(state->Accept(token));
+    }
+    EXPECT_EQ(MaskHas(MaskOf(*state), end_), state->MayEnd());
+    return state->MayEnd();
+  }
+  std::vector<uint32_t> MaskOf(engine::GrammarState& state) const {
+    std::vector<uint32_t> mask(engine::MaskWords(vocab_size_));
+    state.FillMask(mask);
+    return mask;
+  }
+  std::vector<int32_t> Allowed(engine::GrammarState& state) const {
+    const std::vector<uint32_t> mask = MaskOf(state);
+    std::vector<int32_t> tokens;
+    for (int32_t id = 0; id < vocab_size_; ++id) {
+      if (MaskHas(mask, id)) tokens.push_back(id);
+    }
+    return tokens;
+  }
+  std::optional<std::string> Walk(engine::GrammarState& state, std::mt19937& random);
+
+  std::unique_ptr<engine::Tokenizer> tokenizer_;
+  int32_t vocab_size_ = 0;
+  int32_t end_ = 0;
+  std::optional<Compiler> compiler_;
+};
+
+// A random answer; none: it did not end within the limit. Rolls back and repeats some steps.
+std::optional<std::string> CompilerTest::Walk(engine::GrammarState& state, std::mt19937& random) {
+  constexpr int kMostTokens = 400;
+  std::string text;
+  engine::StreamDecoder decoder(*tokenizer_);
+  for (int step = 0; step < kMostTokens; ++step) {
+    const std::vector<int32_t> allowed = Allowed(state);
+    if (allowed.empty()) {
+      ADD_FAILURE() << "nothing may follow " << text;
+      return std::nullopt;
+    }
+    if (state.MayEnd() && random() % 2 == 0) return text + decoder.Flush();
+    // Short tokens that close something are few among those of a string.
+    std::vector<int32_t> closing;
+    for (const int32_t id : allowed) {
+      const std::string_view bytes = tokenizer_->TokenBytes(id);
+      if (bytes.size() == 1 && std::string_view("\"}]0").find(bytes) != std::string_view::npos) {
+        closing.push_back(id);
+      }
+    }
+    const std::vector<int32_t>& from = closing.empty() || random() % 4 != 0 ? allowed : closing;
+    const int32_t token = from[random() % from.size()];
+    if (tokenizer_->IsEndOfGeneration(token)) return text + decoder.Flush();
+    if (random() % 8 == 0) {  // there and back
+      const auto other = allowed[random() % allowed.size()];
+      EXPECT_TRUE(state.Accept(other));
+      state.RollBack(1);
+      EXPECT_EQ(Allowed(state), allowed);
+    }
+    const auto forbidden = static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_size_));
+    if (!std::binary_search(allowed.begin(), allowed.end(), forbidden)) {
+      EXPECT_FALSE(state.Accept(forbidden));
+    }
+    EXPECT_TRUE(state.Accept(token)) << text << " and token " << token;
+    text += decoder.Push(token);
+  }
+  return std::nullopt;
+}
+
+TEST_F(CompilerTest, RandomAnswersAreValidUnderRandomSchemas) {
+  int ended = 0, walks = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 random(
+        seed + 1000 * static_cast<uint32_t>(::testing::UnitTest::GetInstance()->random_seed()));
+    const TestJson schema = RandomSchema(random, 3);
+    SCOPED_TRACE(schema.dump());
+    const auto grammar = compiler_->Compile({.kind = Kind::kJsonSchema, .text = schema.dump()});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    const SchemaValidator validator(schema);
+    for (int i = 0; i < 4; ++i, ++walks) {
+      const auto state = (*grammar)->Begin();
+      const std::optional<std::string> text = Walk(*state, random);
+      if (!text.has_value()) continue;
+      ++ended;
+      const TestJson value = TestJson::parse(*text, nullptr, /*allow_exceptions=*/false);
+      ASSERT_FALSE(value.is_discarded()) << *text;
+      EXPECT_TRUE(validator.Allows(value)) << *text;
+    }
+  }
+  EXPECT_GT(ended, walks / 2);
+}
+
+TEST_F(CompilerTest, ObjectsAreAnyObjects) {
+  EXPECT_TRUE(Allows(Kind::kJsonObject, "", "{}"));
+  EXPECT_TRUE(Allows(Kind::kJsonObject, "", R"({"a": [1, {"b": null}], "c": "x\n\ud83d\ude00"})"));
+  EXPECT_FALSE(Allows(Kind::kJsonObject, "", "[1]"));
+  EXPECT_FALSE(Allows(Kind::kJsonObject, "", R"({"a": 1)"));
+  EXPECT_FALSE(Allows(Kind::kJsonObject, "", R"({"a": "\ud83d"})")) << "half a character";
+}
+
+TEST_F(CompilerTest, SchemasRefer) {
+  const std::string tree = R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object",
+      "properties": {"value": {"type": "integer"}, "left": {"$ref": "#/$defs/node"}},
+      "required": ["value"]}}})";
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, tree, R"({"value": 1})"));
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, tree, R"({"value": 1, "left": {"value": -20}})"));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, tree, R"({"left": {"value": 2}})"));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, tree, R"({"value": 1, "right": 5})"));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, tree, R"({"value": "1"})"));
+}
+
+TEST_F(CompilerTest, StringsWithBoundsHaveEscapes) {
+  const std::string bounded = R"({"type": "string", "minLength": 2, "maxLength": 3})";
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, bounded, R"("a\n")"));
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, bounded, R"("é\"\u00e9")"));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, bounded, "\"a\tb\"")) << "a control character";
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, bounded, R"("a")"));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, bounded, R"("abcd")"));
+}
+
+TEST_F(CompilerTest, NamesAndValuesMayHaveAnyCharacters) {
+  const std::string schema = R"({"type": "object", "properties": {"größe 中 😀 \\x41e": {"enum":
+      ["ße", "😀f"]}}, "required": ["größe 中 😀 \\x41e"]})";
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, schema, R"({"größe 中 😀 \\x41e": "ße"})"));
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, schema, R"({"größe 中 😀 \\x41e": "😀f"})"));
+  EXPECT_TRUE(Allows(Kind::kRegex, "[äö]e{2}ßf", "äeeßf"));
+}
+
+TEST_F(CompilerTest, FormatsAreKept) {
+  for (const auto& [format, good, bad] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"date", "2026-11-28", "2026-13-28"},
+           {"time", "12:30:00Z", "25:30:00Z"},
+           {"date-time", "2026-11-28T12:30:00+01:00", "2026-11-28 noon"},
+           {"duration", "P3DT4H", "3 days"},
+           {"ipv4", "192.168.0.1", "192.168.0.256"},
+           {"ipv6", "fe80::1", "fe80::1::2"},
+           {"uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"},
+           {"hostname", "example.org", "-example"},
+           {"uri", "https://example.org/a?b=c", "no uri"},
+           {"email", "ada@example.org", "ada"}}) {
+    const std::string schema = R"({"type": "string", "format": ")" + format + "\"}";
+    EXPECT_TRUE(Allows(Kind::kJsonSchema, schema, "\"" + good + "\"")) << format;
+    EXPECT_FALSE(Allows(Kind::kJsonSchema, schema, "\"" + bad + "\"")) << format;
+  }
+}
+
+TEST_F(CompilerTest, RegularExpressionsMatchTheWholeAnswer) {
+  EXPECT_TRUE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "yes maybe"));
+  EXPECT_TRUE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "no"));
+  EXPECT_FALSE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "no!"));
+  EXPECT_FALSE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "well, no"));
+  EXPECT_TRUE(Allows(Kind::kRegex, "\\d{4}-\\d{2}", "2026-11"));
+}
+
+TEST_F(CompilerTest, GrammarsAreFollowed) {
+  const std::string sums = "root ::= term (\" + \" term)*\nterm ::= [0-9]+ | \"(\" root \")\"\n";
+  EXPECT_TRUE(Allows(Kind::kEbnf, sums, "1 + (22 + 3) + 4"));
+  EXPECT_FALSE(Allows(Kind::kEbnf, sums, "1 + (22 + 3"));
+  EXPECT_FALSE(Allows(Kind::kEbnf, sums, "1 +"));
+}
+
+TEST_F(CompilerTest, WhatXGrammarCannotReadOrWouldIgnoreIsRefused) {
+  for (const auto& [kind, text, error] : std::vector<std::tuple<Kind, std::string, std::string>>{
+           {Kind::kEbnf, "start ::= \"a\"", "output_format.grammar"},
+           {Kind::kEbnf, "root ::= missing", "output_format.grammar"},
+           {Kind::kEbnf, "root ::= (\"a\"", "output_format.grammar"},
+           {Kind::kRegex, "(a", "output_format.regex"},
+           {Kind::kRegex, "[a", "output_format.regex"},
+           {Kind::kRegex, "\\bword", "output_format.regex"},
+           {Kind::kJsonSchema, R"({"oneOf": [{"type": "number"}, {"type": "integer"}]})",
+            "output_format.json_schema"},
+           {Kind::kJsonSchema, R"({"type": "integer", "minimum": 5, "maximum": 3})",
+            "output_format.json_schema"},
+           {Kind::kJsonSchema, R"({"not": {}})", "\"not\""}}) {
+    const absl::Status status = compiler_->Compile({.kind = kind, .text = text}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(error)) << text;
+  }
+}
+
+TEST_F(CompilerTest, TextThatMustComeIsForced) {
+  const auto state = Begin(Kind::kJsonSchema, R"({"type": "object", "properties": {"name":
+      {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]})");
+  EXPECT_EQ(state->ForcedText(), R"({"name": ")");
+  for (const int32_t token : tokenizer_->Encode(R"({"name": "x")", {.continues = true})) {
+    ASSERT_TRUE(state->Accept(token));
+  }
+  EXPECT_EQ(state->ForcedText(), R"(, "age": )");
+}
+
+TEST_F(CompilerTest, GrammarsAreKeptAndOutliveTheCompiler) {
+  const OutputFormat format{.kind = Kind::kRegex, .text = "[ab]+"};
+  auto first = *compiler_->Compile(format);
+  EXPECT_EQ(*compiler_->Compile(format), first);
+  EXPECT_NE(*compiler_->Compile({.kind = Kind::kRegex, .text = "[ac]+"}), first);
+  EXPECT_EQ(*compiler_->Compile({}), nullptr);
+  compiler_.reset();
+  const auto state = first->Begin();
+  first = nullptr;
+  EXPECT_TRUE(state->Accept(tokenizer_->Encode("a", {.continues = true}).front()));
+}
+
+TEST_F(CompilerTest, ControlTokensAndLogitsWithoutATokenAreNeverAllowed) {
+  const auto state = Begin(Kind::kRegex, "(.|\\n)*");
+  for (const int32_t token : Allowed(*state)) {
+    ASSERT_LT(token, tokenizer_->vocab_size());
+    EXPECT_TRUE(!tokenizer_->IsControl(token) || tokenizer_->IsEndOfGeneration(token)) << token;
+  }
+  EXPECT_FALSE(state->Accept(vocab_size_));
+  EXPECT_FALSE(state->Accept(-1));
+}
+
+}  // namespace
+}  // namespace withy::grammar
