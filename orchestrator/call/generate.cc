@@ -199,7 +199,7 @@ void GenerateCall::SpendUnfinished() {
 absl::Status GenerateCall::Decide() {
   WITHY_ASSIGN_OR_RETURN(prepared_, Prepare(parts_, app_id_, request_, call_, control_.deadline()));
   decision_ = wire::ToWire(prepared_.plan.decision);
-  slowdown_ = parts_.workers.Slowdown(prepared_.lane);
+  slowdown_ = parts_.workers.Live(prepared_.lane).slowdown;
   parts_.metrics.Decided(decision_.reason(), prepared_.pruned.pruned_words);
   return absl::OkStatus();
 }
