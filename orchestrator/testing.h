@@ -215,7 +215,8 @@ class Board {
   v1::ProcessStatus AwaitCalls(uint32_t calls);
   // What the orchestrator's health service says, as Backends::Health.
   bool IsServing() const;
-  // "http://HOST:PORT" or "https://HOST:PORT"; the configuration must have orchestrator.http_listen.
+  // "http://HOST:PORT" or "https://HOST:PORT"; the configuration must have
+  // orchestrator.http_listen.
   std::string http_address() const;
   // What a second orchestrator says with `config`, in a directory of its own.
   absl::Status StartAnother(v1::Config config) const;

@@ -264,9 +264,8 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
     const uint64_t overflows = agent_.phase_overflows();
     response->mutable_status()->set_detail(absl::StrCat(
         "reads ", info.processes, info.processes == 1 ? " process" : " processes",
-        metrics_address_.empty()
-            ? ", metrics off"
-            : absl::StrCat(", metrics on ", metrics_address_, "/metrics"),
+        metrics_address_.empty() ? ", metrics off"
+                                 : absl::StrCat(", metrics on ", metrics_address_, "/metrics"),
         overflows == 0 ? ""
                        : absl::StrCat(", ", Counted(overflows, "span"), " without a histogram")));
     response->set_rings(info.rings);

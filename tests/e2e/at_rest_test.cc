@@ -235,8 +235,7 @@ TEST(AtRestTest, ADamagedDatabaseIsRepairedByOneCommand) {
   board.Start("context_store");
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("context_store");
   EXPECT_EQ(Messages(board, token, context_id)[0], "before the damage");
-  EXPECT_TRUE(
-      GenerateWithRetry(*stub, token, UserRequest(context_id, "behind it", 4)).status.ok());
+  EXPECT_TRUE(GenerateWithRetry(*stub, token, UserRequest(context_id, "behind it", 4)).status.ok());
   board.Stop("context_store");
   EXPECT_EQ(Withyctl(board, "store repair", &output), 0) << output;
   EXPECT_THAT(output, HasSubstr("nothing was changed"));
