@@ -34,9 +34,9 @@ constexpr size_t kMostScoreFileBytes = size_t{1} << 30;
 absl::StatusOr<std::string> ReadText(const std::string& path, bool local) {
   absl::StatusOr<std::string> read = ReadFile(path, kMostScoreFileBytes);
   if (!read.ok()) {
-    return absl::Status(read.status().code(),
-                        absl::StrCat(path, " cannot be read: give a text file (",
-                                     read.status().message(), ")"));
+    return absl::Status(
+        read.status().code(),
+        absl::StrCat(path, " cannot be read: give a text file (", read.status().message(), ")"));
   }
   std::string text = *std::move(read);
   if (text.empty()) {

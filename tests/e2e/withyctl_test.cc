@@ -418,6 +418,7 @@ TEST(WithyctlTest, WhatCannotBeScoredIsNamed) {
   const std::string model = " --model " + TestTargetPath();
   says("", 2, "score takes one FILE");
   says(dir + "/missing", 1, "missing cannot be read");
+  says(dir + " --model m.gguf", 1, "cannot be read: give a text file");
   says(write("empty", "") + model, 1, "empty is empty");
   says(write("latin1", "caf\xE9") + model, 1, "UTF-8");
   says(good + " --kv-format q3" + model, 2, "q8, q4, q4q2, q2");
