@@ -169,7 +169,8 @@ absl::Status SchemaReader::Walk(Json& schema, const std::string& at) {
 }
 
 absl::Status SchemaReader::CheckKeywords(const Json& schema, const std::string& at) const {
-  for (const auto& [name, value] : schema.items()) {
+  for (const auto& item : schema.items()) {
+    const std::string& name = item.key();
     const bool form = std::any_of(std::begin(kForms), std::end(kForms),
                                   [&](const char* one) { return name == one; });
     if (form || name == "type" || Annotations().contains(name) || FindTyped(name) != nullptr) {

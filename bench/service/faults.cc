@@ -16,6 +16,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,7 +52,9 @@ constexpr uint64_t kCallsAfterwards = 2 * kFaultApps;
 struct Point {
   std::string process;
   std::string name;
-  auto operator<=>(const Point&) const = default;
+  friend bool operator<(const Point& a, const Point& b) {
+    return std::tie(a.process, a.name) < std::tie(b.process, b.name);
+  }
 };
 
 // The tables of a board's processes.
