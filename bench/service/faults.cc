@@ -320,7 +320,7 @@ nlohmann::json Faults::Report() const {
           {"ended_by_themselves", ended_}};
 }
 
-absl::StatusOr<bool> Main() {
+absl::Status Main() {
   WITHY_RETURN_IF_ERROR(CheckFlag("points", absl::GetFlag(FLAGS_points), 0, 1'000'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("seed", absl::GetFlag(FLAGS_seed), 0, INT32_MAX));
   Faults faults(static_cast<uint32_t>(absl::GetFlag(FLAGS_seed)));
@@ -332,21 +332,17 @@ absl::StatusOr<bool> Main() {
   std::printf("%s\n", json.dump().c_str());
   std::fflush(stdout);
   WITHY_RETURN_IF_ERROR(status);
-  return faults.Good();
+  if (faults.Good()) return absl::OkStatus();
+  return absl::DataLossError(
+      "an answer was lost or wrong, or a process misbehaved: see the line above");
 }
 
 }  // namespace
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Lets each call of the system fail once and checks that nothing is lost.\n"
       "usage: withy-bench-faults [--points N] [--seed S] [--only TEXT]",
-      argc, argv);
-  const absl::StatusOr<bool> good = withy::bench::Main();
-  if (!good.ok()) {
-    std::fprintf(stderr, "withy-bench-faults: %s\n", good.status().ToString().c_str());
-    return 1;
-  }
-  return *good ? 0 : 1;
+      argc, argv, withy::bench::Main);
 }

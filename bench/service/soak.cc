@@ -78,7 +78,7 @@ absl::StatusOr<std::map<std::string, Footprint>> Look(TortureBoard& board) {
   return footprints;
 }
 
-absl::StatusOr<bool> Main() {
+absl::Status Main() {
   WITHY_RETURN_IF_ERROR(CheckFlag("calls", absl::GetFlag(FLAGS_calls), 1, 100'000'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("warm_up", absl::GetFlag(FLAGS_warm_up), 1, 100'000'000));
   const absl::Time begin = absl::Now();
@@ -116,21 +116,17 @@ absl::StatusOr<bool> Main() {
       {"foreign", counts.foreign},    {"mismatched", counts.mismatched},
       {"failed", counts.failed},      {"seconds", absl::ToInt64Seconds(absl::Now() - begin)}};
   std::printf("%s\n", json.dump().c_str());
-  return board->Good() && ended == 0;
+  if (board->Good() && ended == 0) return absl::OkStatus();
+  return absl::DataLossError(
+      "an answer was lost or wrong, or a process misbehaved: see the line above");
 }
 
 }  // namespace
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Measures what hours of work leave behind in memory and descriptors.\n"
       "usage: withy-bench-soak [--calls N] [--warm_up N]",
-      argc, argv);
-  const absl::StatusOr<bool> good = withy::bench::Main();
-  if (!good.ok()) {
-    std::fprintf(stderr, "withy-bench-soak: %s\n", good.status().ToString().c_str());
-    return 1;
-  }
-  return *good ? 0 : 1;
+      argc, argv, withy::bench::Main);
 }

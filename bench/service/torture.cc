@@ -245,7 +245,7 @@ nlohmann::json Torture::Report() const {
           {"compared", board_ != nullptr && board_->compares()}};
 }
 
-absl::StatusOr<bool> Main() {
+absl::Status Main() {
   WITHY_RETURN_IF_ERROR(CheckFlag("kills", absl::GetFlag(FLAGS_kills), 1, 10'000'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("minutes", absl::GetFlag(FLAGS_minutes), 0, 1'000'000));
   WITHY_RETURN_IF_ERROR(CheckFlag("apps", absl::GetFlag(FLAGS_apps), 1, 64));
@@ -265,21 +265,17 @@ absl::StatusOr<bool> Main() {
   std::printf("%s\n", json.dump().c_str());
   std::fflush(stdout);
   WITHY_RETURN_IF_ERROR(status);
-  return torture.Good();
+  if (torture.Good()) return absl::OkStatus();
+  return absl::DataLossError(
+      "an answer was lost or wrong, or a process misbehaved: see the line above");
 }
 
 }  // namespace
 }  // namespace withy::bench
 
 int main(int argc, char** argv) {
-  withy::ParseProgramFlags(
+  return withy::RunProgram(
       "Kills processes of the service at random and checks that nothing is lost.\n"
       "usage: withy-bench-torture [--kills N] [--seed S] [--minutes M]",
-      argc, argv);
-  const absl::StatusOr<bool> good = withy::bench::Main();
-  if (!good.ok()) {
-    std::fprintf(stderr, "withy-bench-torture: %s\n", good.status().ToString().c_str());
-    return 1;
-  }
-  return *good ? 0 : 1;
+      argc, argv, withy::bench::Main);
 }
