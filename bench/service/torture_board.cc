@@ -124,9 +124,11 @@ void TortureBoard::StopApps() {
 }
 
 absl::Status TortureBoard::AwaitCalls(uint64_t calls) {
-  const absl::Time end = absl::Now() + kStuck;
-  while (ledger_.calls() < calls) {
+  absl::Time end = absl::Now() + kStuck;
+  for (uint64_t returned = ledger_.calls(); returned < calls;) {
     WITHY_RETURN_IF_ERROR(StartEnded());
+    const uint64_t now = ledger_.calls();
+    if (std::exchange(returned, now) != now) end = absl::Now() + kStuck;
     if (absl::Now() > end) {
       std::string logs;
       for (const std::string& name : kAllProcesses) {
