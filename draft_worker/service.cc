@@ -175,7 +175,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &answers_);
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(answers_, context);
     const auto close = [queue](const absl::Status& status) {
       const bool full = absl::IsResourceExhausted(status);
       queue->Close(full ? rpc::WithRetryAfter(status, kRetryMs) : status);
@@ -434,7 +434,7 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* /*request*/) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context);
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(answers_, context);
     queue->Close(absl::NotFoundError(why_));
     return queue->reactor();
   }
@@ -473,6 +473,7 @@ class NoDraftService final : public v1::DraftWorker::CallbackService {
   }
 
   const std::string why_;
+  rpc::OpenStreams answers_;  // they end at once
 };
 
 }  // namespace

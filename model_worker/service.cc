@@ -122,7 +122,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const std::shared_ptr<RunQueue> queue = RunQueue::Create(context, &parts_.answers);
+    const std::shared_ptr<RunQueue> queue = RunQueue::Create(parts_.answers, context);
     const auto submit = [this, request, queue] {
       if (const absl::Status status = Submit(*request, queue); !status.ok()) {
         queue->Close(WithHint(status));
@@ -178,7 +178,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::ScoreResponse>* Score(grpc::CallbackServerContext* context,
                                                      const v1::ScoreRequest* request) override {
-    const auto queue = ScoreStream::Queue::Create(context, &parts_.answers);
+    const auto queue = ScoreStream::Queue::Create(parts_.answers, context);
     const auto place = score_place_;
     if (!place->Take()) {
       queue->Close(WithHint(absl::ResourceExhaustedError(

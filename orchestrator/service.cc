@@ -266,6 +266,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   const ServiceThreads threads_;
   const Clock& clock_;
   rpc::OpenStreams& answers_;
+  rpc::OpenStreams score_answers_;  // a drain does not wait for them: their clients ask again
   const ServiceAccess access_;
   std::atomic<bool> scoring_{false};  // a text is being scored
   Executor scores_;                   // runs Score
@@ -273,7 +274,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
                                                                const ByteBuffer* bytes) {
-  const std::shared_ptr<Queue> queue = Queue::Create(/*context=*/nullptr, &answers_);
+  const std::shared_ptr<Queue> queue = Queue::Create(answers_);
   const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   const IncomingCall call{.id = RandomId64(),
                           .arrived_ns = clock_.SteadyNanos(),
@@ -323,8 +324,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContext* context,
                                                             const ByteBuffer* bytes) {
-  // A drain does not wait for it: its client asks again.
-  const std::shared_ptr<Queue> queue = Queue::Create(context);
+  const std::shared_ptr<Queue> queue = Queue::Create(score_answers_, context);
   const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   queue->OnCancelled([control] { control->Cancel(); });
   const absl::Status full = WithReason(

@@ -50,10 +50,11 @@ class Running final : public ProfilerProcess {
       spdlog::info("metrics on {0}://{1}/metrics, live page on {0}://{1}/",
                    options.tls == nullptr ? "http" : "https", metrics_address_);
     }
-    service_ = MakeProfilerServer(*agent_, metrics_address_);
-    WITHY_ASSIGN_OR_RETURN(server_,
-                           rpc::Server::Start({"profiler_agent", {config.profiler().listen()}},
-                                              {service_->service()}));
+    service_ = MakeProfilerServer(*agent_, metrics_address_, answers_);
+    WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "profiler_agent",
+                                                        .listen = {config.profiler().listen()},
+                                                        .answers = &answers_},
+                                                       {service_->service()}));
     server_->SetServing(true);
     return absl::OkStatus();
   }
@@ -72,6 +73,7 @@ class Running final : public ProfilerProcess {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<MetricsServer> metrics_;
   std::string metrics_address_;
+  rpc::OpenStreams answers_;
   std::unique_ptr<ProfilerServer> service_;
   std::unique_ptr<rpc::Server> server_;
 };

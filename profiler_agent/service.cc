@@ -156,8 +156,11 @@ class CaptureThread {
 
 class ProfilerService final : public proto::Profiler::CallbackService, public ProfilerServer {
  public:
-  ProfilerService(Agent& agent, std::string metrics_address)
-      : agent_(agent), metrics_address_(std::move(metrics_address)), capture_(agent) {}
+  ProfilerService(Agent& agent, std::string metrics_address, rpc::OpenStreams& answers)
+      : agent_(agent),
+        metrics_address_(std::move(metrics_address)),
+        answers_(answers),
+        capture_(agent) {}
 
   grpc::Service* service() override { return this; }
 
@@ -277,7 +280,7 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 
   grpc::ServerWriteReactor<proto::WatchSpansResponse>* WatchSpans(
       grpc::CallbackServerContext* context, const proto::WatchSpansRequest* request) override {
-    const auto queue = WatchQueue::Create(context);
+    const auto queue = WatchQueue::Create(answers_, context);
     {
       absl::MutexLock lock(&watches_mutex_);
       if (stopping_) {
@@ -316,7 +319,7 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 
   grpc::ServerWriteReactor<proto::CaptureTimelineResponse>* CaptureTimeline(
       grpc::CallbackServerContext* context, const proto::CaptureTimelineRequest* request) override {
-    const auto queue = CaptureThread::Queue::Create(context);
+    const auto queue = CaptureThread::Queue::Create(answers_, context);
     const uint32_t seconds = request->seconds() == 0 ? kDefaultCaptureS : request->seconds();
     if (seconds > kMaxCaptureS) {
       queue->Close(absl::InvalidArgumentError(absl::StrCat(
@@ -342,6 +345,7 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 
   Agent& agent_;
   const std::string metrics_address_;
+  rpc::OpenStreams& answers_;
   CaptureThread capture_;
   absl::Mutex watches_mutex_;
   bool stopping_ ABSL_GUARDED_BY(watches_mutex_) = false;
@@ -350,8 +354,9 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 
 }  // namespace
 
-std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address) {
-  return std::make_unique<ProfilerService>(agent, std::move(metrics_address));
+std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address,
+                                                   rpc::OpenStreams& answers) {
+  return std::make_unique<ProfilerService>(agent, std::move(metrics_address), answers);
 }
 
 }  // namespace withy::profiler_agent

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "profiler_agent/agent.h"
+#include "rpc/open_streams.h"
 
 namespace grpc {
 class Service;
@@ -20,8 +21,10 @@ class ProfilerServer {
   virtual void Stop() = 0;
 };
 
-// `agent` is borrowed and must outlive the service. `metrics_address` is reported by
-// GetProfilerInfo; "" if metrics are off.
-std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address);
+// `agent` and `answers`, which counts the streams that have not fully been sent, are borrowed and
+// must outlive the service. `metrics_address` is reported by GetProfilerInfo; "" if metrics are
+// off.
+std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address,
+                                                   rpc::OpenStreams& answers);
 
 }  // namespace withy::profiler_agent

@@ -47,7 +47,7 @@ class StreamingService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* /*context*/,
                                                  const v1::RunRequest* /*request*/) override {
-    auto queue = WriteQueue<v1::RunResponse>::Create();
+    auto queue = WriteQueue<v1::RunResponse>::Create(answers_);
     queue->OnCancelled([this] { cancelled_.Notify(); });
     producer_ = std::thread([this, queue] {
       for (int i = 0; i < count_; ++i) {
@@ -64,6 +64,7 @@ class StreamingService final : public v1::ModelWorker::CallbackService {
 
  private:
   const int count_;
+  OpenStreams answers_;
   std::thread producer_;
   absl::Notification cancelled_;
 };
@@ -205,7 +206,7 @@ class ManualService final : public v1::ModelWorker::CallbackService {
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* /*request*/) override {
-    queue_ = Queue::Create(context, &answers_);
+    queue_ = Queue::Create(answers_, context);
     begun_.Notify();
     return queue_->reactor();
   }
@@ -352,7 +353,7 @@ class RacingService final : public v1::ModelWorker::CallbackService {
   }
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,
                                                  const v1::RunRequest* request) override {
-    const auto queue = WriteQueue<v1::RunResponse>::Create(context);
+    const auto queue = WriteQueue<v1::RunResponse>::Create(answers_, context);
     queue->OnCancelled([this] { ++cancelled_; });
     const auto seed = static_cast<unsigned>(request->call_id());
     const absl::MutexLock lock(&mutex_);
@@ -380,6 +381,7 @@ class RacingService final : public v1::ModelWorker::CallbackService {
     }
   }
 
+  OpenStreams answers_;
   absl::Mutex mutex_;
   std::vector<std::thread> producers_;
   std::atomic<int> cancelled_{0};

@@ -23,7 +23,7 @@ namespace withy::rpc {
 // until gRPC is done with it. Producers share ownership because they may outlive the call.
 // Thread-safe.
 //
-//   auto queue = WriteQueue<Response>::Create();
+//   auto queue = WriteQueue<Response>::Create(answers);
 //   pool.Run([queue] { queue->Push(first); ...; queue->Close(absl::OkStatus()); });
 //   return queue->reactor();
 template <typename Response>
@@ -31,14 +31,14 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
  public:
   static constexpr size_t kLimit = 256;  // maximum number of waiting messages; a further push waits
 
-  // `context`: the call's, which gRPC keeps until the call is closed; with it, a retry hint in the
-  // final status is sent in the trailing metadata. `open` counts the call until its end is sent.
-  static std::shared_ptr<WriteQueue> Create(grpc::CallbackServerContext* context = nullptr,
-                                            OpenStreams* open = nullptr) {
-    auto queue = std::shared_ptr<WriteQueue>(new WriteQueue);
+  // `open` counts the call until its end is sent: the server's, which closes connections once it
+  // counts none. `context`: the call's, which gRPC keeps until the call is closed; with it, a retry
+  // hint in the final status is sent in the trailing metadata.
+  static std::shared_ptr<WriteQueue> Create(OpenStreams& open,
+                                            grpc::CallbackServerContext* context = nullptr) {
+    auto queue = std::shared_ptr<WriteQueue>(new WriteQueue(open));
     queue->context_ = context;
-    queue->open_ = open;
-    if (open != nullptr) open->Begin();
+    open.Begin();
     absl::MutexLock lock(&queue->mutex_);
     queue->self_ = queue;
     return queue;
@@ -106,7 +106,7 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
   }
 
  private:
-  WriteQueue() = default;
+  explicit WriteQueue(OpenStreams& open) : open_(open) {}
 
   bool HasRoomOrEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return cancelled_ || closed_ || pending_.size() < kLimit;
@@ -158,13 +158,11 @@ class WriteQueue final : private grpc::ServerWriteReactor<Response> {
       last = std::move(self_);
       on_cancelled_ = nullptr;
     }
-    if (open_ != nullptr) open_->End();
+    open_.End();
   }
 
-  // Set once, before gRPC sees the reactor.
-  grpc::CallbackServerContext* context_ = nullptr;
-  OpenStreams* open_ = nullptr;
-
+  grpc::CallbackServerContext* context_ = nullptr;  // set once, before gRPC sees the reactor
+  OpenStreams& open_;
   mutable absl::Mutex mutex_;
   std::deque<Response> pending_ ABSL_GUARDED_BY(mutex_);  // the front message is being sent
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
