@@ -82,7 +82,8 @@ elasticize() { # name, arguments
   fi
   echo "$count of 8: $file"
   shift
-  "$bin/withy-elasticize" --model="$model" --out="$file" "$@"
+  "$bin/withy-elasticize" --model="$model" --out="$file" --text=corpus --learn=text --levels=20,30,40,50,60,70,80,90 \
+    --cuts=measured --calibration_batches=32 --recovery_steps=400 --recoveries=2 "$@"
 }
 echo "Seven elastic files one after the other, and baselines last. ours, gradient, magnitude, random take about as long as the"
 echo "first one says, uniform and no-anchors somewhat less, no-lora and the baselines a small part of it."
@@ -90,8 +91,8 @@ elasticize ours "$@"
 elasticize gradient "$@" --order=gradient
 elasticize magnitude "$@" --order=magnitude
 elasticize random "$@" --order=random
-elasticize uniform "$@" --measured=false
-elasticize no-anchors "$@" --measured=false --anchors=false
+elasticize uniform "$@" --cuts=alike
+elasticize no-anchors "$@" --cuts=alike --anchors=false
 elasticize no-lora "$@" --recovery_steps=0
 if [ ! -f "$out/baselines/4_bits-100.gguf" ]; then # the last one written
   echo "8 of 8: $out/baselines"

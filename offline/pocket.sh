@@ -53,7 +53,8 @@ echo "3 of 5: judging the target"
 $train --model=target --out="$run/target" --evaluate=2400 --draft="$run/draft"
 echo "4 of 5: levels"
 $bin/withy-elasticize --model="$run/withy-pocket-f32.gguf" --out="$out/withy-pocket-q8_0.gguf" --work="$run/levels" \
-  --threads="$threads"
+  --threads="$threads" --text=corpus --learn=text --levels=20,30,40,50,60,70,80,90 --cuts=measured \
+  --calibration_batches=32 --recovery_steps=400 --recoveries=2
 echo "5 of 5: the TLM"
 $bin/withy-train-tlm --model="$out/withy-pocket-q8_0.gguf" --out="$out/withy-pocket-tlm-q8_0.gguf" --run="$run/tlm" \
   --threads="$threads"

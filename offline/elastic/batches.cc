@@ -20,23 +20,51 @@ namespace {
 using torch::Tensor;
 
 constexpr int64_t kPieceTokens = 512;
+constexpr size_t kTensorsOfBatch = 5;
 
-// Rows of tokens, each with its weight in the loss (the first token has none).
-struct Line {
-  std::vector<int32_t> tokens;
-  std::vector<float> weight;
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// The positions of a batch that count, and their targets.
+struct Asked {
+  Tensor positions;  // [positions], indices of the batch's
+  Tensor logits;     // [positions, vocab_size]
+  Tensor right;      // [positions]
+  Tensor weight;     // [positions]
 };
 
-Batch ToBatch(const std::vector<Line>& lines) {
+Asked Ask(const Network& network, const Batch& batch, const View& view,
+          train::Products head = train::Products::kF32) {
+  const Tensor asked = batch.weight.nonzero().squeeze(1);
+  const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
+                            .index_select(0, asked.to(network.device()));
+  return {asked, network.Logits(hidden, head),
+          batch.next.index_select(0, asked).to(network.device()),
+          batch.weight.index_select(0, asked).to(network.device())};
+}
+
+}  // namespace
+
+void Batch::AddLabels() {
+  taught_ids = torch::zeros({next.size(0), kTaught}, torch::kInt32);
+  taught_logs = torch::zeros({next.size(0), kTaught}, torch::kFloat16);
+}
+
+Batch BatchOf(std::span<const TextLine> lines) {
   size_t longest = 0;
-  for (const Line& line : lines) longest = std::max(longest, line.tokens.size());
+  for (const TextLine& line : lines) longest = std::max(longest, line.tokens.size());
   const auto rows = static_cast<int64_t>(lines.size());
   const auto length = static_cast<int64_t>(longest);
-  Batch batch{torch::zeros({rows, length}, torch::kInt64),
-              torch::zeros({rows * length}, torch::kInt64),
-              torch::zeros({rows * length}, torch::kFloat32)};
+  Batch batch{.tokens = torch::zeros({rows, length}, torch::kInt64),
+              .next = torch::zeros({rows * length}, torch::kInt64),
+              .weight = torch::zeros({rows * length}, torch::kFloat32)};
   for (int64_t r = 0; r < rows; ++r) {
-    const Line& line = lines[static_cast<size_t>(r)];
+    const TextLine& line = lines[static_cast<size_t>(r)];
     int64_t* tokens = batch.tokens.data_ptr<int64_t>() + r * length;
     int64_t* next = batch.next.data_ptr<int64_t>() + r * length;
     float* weight = batch.weight.data_ptr<float>() + r * length;
@@ -49,31 +77,6 @@ Batch ToBatch(const std::vector<Line>& lines) {
   }
   return batch;
 }
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-// The positions of a batch that count, and their targets.
-struct Asked {
-  Tensor logits;  // [positions, vocab_size]
-  Tensor right;   // [positions]
-  Tensor weight;  // [positions]
-};
-
-Asked Ask(const Network& network, const Batch& batch, const View& view) {
-  const Tensor asked = batch.weight.nonzero().squeeze(1);
-  const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
-                            .index_select(0, asked.to(network.device()));
-  return {network.Logits(hidden), batch.next.index_select(0, asked).to(network.device()),
-          batch.weight.index_select(0, asked).to(network.device())};
-}
-
-}  // namespace
 
 absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
                                                const std::string& path,
@@ -97,14 +100,14 @@ absl::StatusOr<std::vector<Batch>> TextBatches(const engine::GgufFile& model,
   const int64_t step = tokens / (lines_a_batch * count);
   std::vector<Batch> batches;
   for (int64_t b = 0; b < count; ++b) {
-    std::vector<Line> lines;
+    std::vector<TextLine> lines;
     for (int64_t i = 0; i < lines_a_batch; ++i) {
       const auto first = ids.begin() + (i * count + b) * step;
-      Line& line = lines.emplace_back();
+      TextLine& line = lines.emplace_back();
       line.tokens.assign(first, first + window);
       line.weight.assign(line.tokens.size(), 1.0f);
     }
-    batches.push_back(ToBatch(lines));
+    batches.push_back(BatchOf(lines));
   }
   return batches;
 }
@@ -132,13 +135,42 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
   std::vector<Batch> batches;
   for (int64_t b = 0; b < options.count; ++b) {
     if (options.progress) options.progress(b, options.count);
-    std::vector<Line> lines;
+    std::vector<TextLine> lines;
     for (const train::Sample& sample : stream.Next()) {
       lines.push_back({sample.tokens, {sample.answer.begin(), sample.answer.end()}});
     }
-    batches.push_back(ToBatch(lines));
+    batches.push_back(BatchOf(lines));
   }
   return batches;
+}
+
+std::vector<Tensor> TensorsOf(const std::vector<Batch>& batches) {
+  std::vector<Tensor> tensors;
+  for (const Batch& batch : batches) {
+    for (const Tensor& tensor :
+         {batch.tokens, batch.next, batch.weight, batch.taught_ids, batch.taught_logs}) {
+      tensors.push_back(tensor.defined() ? tensor : torch::zeros({0}));
+    }
+  }
+  return tensors;
+}
+
+bool BatchesFrom(const std::vector<Tensor>& tensors, std::vector<Batch>* batches) {
+  if (tensors.empty() || tensors.size() % kTensorsOfBatch != 0) return false;
+  std::vector<Batch> found;
+  for (size_t i = 0; i < tensors.size(); i += kTensorsOfBatch) {
+    const auto label = [&](size_t at) {
+      return tensors[i + at].numel() == 0 ? Tensor() : tensors[i + at];
+    };
+    Batch& batch =
+        found.emplace_back(Batch{tensors[i], tensors[i + 1], tensors[i + 2], label(3), label(4)});
+    if (batch.tokens.dim() != 2 || batch.next.numel() != batch.tokens.numel() ||
+        batch.weight.numel() != batch.tokens.numel()) {
+      return false;
+    }
+  }
+  *batches = std::move(found);
+  return true;
 }
 
 std::vector<Batch> Pieces(const Batch& batch) {
@@ -148,9 +180,11 @@ std::vector<Batch> Pieces(const Batch& batch) {
   std::vector<Batch> pieces;
   for (int64_t first = 0; first < lines; first += lines_a_piece) {
     const int64_t count = std::min(lines_a_piece, lines - first);
-    pieces.push_back({batch.tokens.narrow(0, first, count),
-                      batch.next.narrow(0, first * length, count * length),
-                      batch.weight.narrow(0, first * length, count * length)});
+    const auto part = [&](const Tensor& all) {
+      return all.defined() ? all.narrow(0, first * length, count * length) : all;
+    };
+    pieces.push_back({batch.tokens.narrow(0, first, count), part(batch.next), part(batch.weight),
+                      part(batch.taught_ids), part(batch.taught_logs)});
   }
   return pieces;
 }
@@ -161,6 +195,23 @@ Tensor Loss(const Network& network, const Batch& batch, const View& view) {
       asked.logits, asked.right,
       torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
   return (loss * asked.weight).sum() / asked.weight.sum();
+}
+
+Tensor Divergence(const Network& network, const Batch& batch, const View& view) {
+  constexpr double kLeast = 1e-6;  // probability of all tokens that the teacher does not name
+  const Asked asked = Ask(network, batch, view, network.products());
+  const Tensor ids =
+      batch.taught_ids.index_select(0, asked.positions).to(network.device(), torch::kInt64);
+  const Tensor teacher =
+      batch.taught_logs.index_select(0, asked.positions).to(network.device(), torch::kFloat32);
+  const Tensor view_logs =
+      asked.logits.gather(1, ids) - asked.logits.logsumexp(1, /*keepdim=*/true);
+  const Tensor shares = teacher.exp();
+  const Tensor others = (1 - shares.sum(1)).clamp_min(kLeast);
+  const Tensor view_others = (1 - view_logs.exp().sum(1)).clamp_min(kLeast);
+  const Tensor divergence =
+      (shares * (teacher - view_logs)).sum(1) + others * (others.log() - view_others.log());
+  return (divergence * asked.weight).sum() / asked.weight.sum();
 }
 
 Tensor Margin(const Network& network, const Batch& batch, const View& view) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,11 +16,27 @@
 
 namespace withy::elastic {
 
+// Next tokens whose probabilities a teacher gives at each position; the others count as one.
+inline constexpr int64_t kTaught = 32;
+
 struct Batch {
   torch::Tensor tokens;  // [batch, length] int64, padded on the right
   torch::Tensor next;    // [batch * length] int64
   torch::Tensor weight;  // [batch * length] f32: 0 for positions that do not count
+  // The whole model's most probable next tokens (teacher.h), most probable first, and the natural
+  // logarithms of their probabilities; undefined: not asked. [batch * length, kTaught], int32 and
+  // f16.
+  torch::Tensor taught_ids = {}, taught_logs = {};
+
+  void AddLabels();  // makes both, of zeros
 };
+
+// Tokens of one text, each with its weight in the loss (the first one's does not count).
+struct TextLine {
+  std::vector<int32_t> tokens;
+  std::vector<float> weight;
+};
+Batch BatchOf(std::span<const TextLine> lines);
 
 struct BatchOptions {
   int64_t batch_tokens = 2048;  // padding included
@@ -47,8 +64,16 @@ absl::StatusOr<std::vector<Batch>> CorpusBatches(const engine::GgufFile& model,
 // each. The division does not depend on the number of threads, so sums over pieces do not either.
 std::vector<Batch> Pieces(const Batch& batch);
 
+// A batch as tensors, for saving, and back. The latter returns false if they are none.
+std::vector<torch::Tensor> TensorsOf(const std::vector<Batch>& batches);
+bool BatchesFrom(const std::vector<torch::Tensor>& tensors, std::vector<Batch>* batches);
+
 // Mean loss over the weighted positions of one batch; differentiable.
 torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});
+// Mean divergence of the view's probabilities from the teacher's, KL(teacher || view), over the
+// weighted positions of a labelled batch; differentiable. Products of the output head are as those
+// of the layers: its rounding is far below what is learnt.
+torch::Tensor Divergence(const Network& network, const Batch& batch, const View& view = {});
 // Mean margin: the correct token's logit minus the log-sum-exp of all others (its log odds).
 // Differentiable; unlike the loss it never saturates.
 torch::Tensor Margin(const Network& network, const Batch& batch, const View& view = {});

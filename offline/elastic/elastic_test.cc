@@ -19,6 +19,7 @@
 #include "offline/elastic/plan.h"
 #include "offline/elastic/recovery.h"
 #include "offline/elastic/reorder.h"
+#include "offline/elastic/teacher.h"
 #include "offline/elastic/work.h"
 #include "offline/train/workers.h"
 
@@ -130,6 +131,37 @@ TEST_P(ElasticTest, ReorderingKeepsTheFunctionAndSortsTheUnits) {
   Reorder(*network_, Units());
   EXPECT_LT(MaxDifference(before, Ours()), 1e-3 * before.abs().max().item<double>());
   ExpectSorted(Units());
+}
+
+TEST_P(ElasticTest, LearnsWhatTheWholeModelSays) {
+  const auto teacher = Teacher::Open(path_, folder_ / "cache", 1);
+  ASSERT_TRUE(teacher.ok()) << teacher.status();
+  const BatchOptions options{.batch_tokens = 96, .window_tokens = 24, .seed = 3};
+  const auto written = (*teacher)->Write(0, options);
+  ASSERT_TRUE(written.ok()) << written.status();
+  ASSERT_EQ(std::ssize(*written), (*teacher)->BatchesAtOnce(options));
+  const auto again = (*teacher)->Write(1, options);
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE((*again)[0].tokens.equal((*written)[1].tokens)) << "a batch depends on its number";
+  Batch batch = written->front();
+  EXPECT_FALSE(batch.tokens.equal((*written)[1].tokens));
+  EXPECT_GT(batch.weight.sum().item<double>(), 4 * 10);
+  // What was labelled while it was written is what reading it says.
+  const Tensor logs = batch.taught_logs.clone();
+  ASSERT_TRUE((*teacher)->Label(&batch).ok());
+  EXPECT_LT(MaxDifference(logs.to(torch::kFloat32), batch.taught_logs.to(torch::kFloat32)), 0.02);
+  // The file is quantised to 8 bits for neither, so the whole network agrees with its teacher.
+  const double whole = Divergence(*network_, batch).item<double>();
+  EXPECT_LT(std::abs(whole), 0.01);
+  const engine::LevelSpec level = engine::PlanLevel(network_->shape(), 45, {}, 1.0, nullptr);
+  const View cut{.extents = &level.layers};
+  const double before = Divergence(*network_, batch, cut).item<double>();
+  EXPECT_GT(before, 3 * std::abs(whole));
+  RecoveryOptions recovery;
+  recovery.steps = 40;
+  const std::vector<Lora> lora = TrainLora(*network_, level, {batch}, recovery);
+  const View recovered{.extents = &level.layers, .lora = &lora};
+  EXPECT_LT(Divergence(*network_, batch, recovered).item<double>(), 0.7 * before);
 }
 
 // Reordering a level's units again changes neither its function nor the full model's.
@@ -357,6 +389,40 @@ class ApplyBestCutsTest : public testing::Test {
 
   engine::ModelShape shape_;
 };
+
+TEST_F(ApplyBestCutsTest, EstimatesFollowTheImportanceThatIsRemoved) {
+  const engine::LevelSpec from = Full();
+  std::vector<LayerCut> cuts = PossibleCuts(shape_, 50, from);
+  const std::vector<size_t> deepest = DeepestCuts(from, cuts);
+  EXPECT_EQ(deepest.size(), 2 * from.layers.size());
+  std::vector<PartImportance> units;
+  for (const engine::LayerExtent& layer : from.layers) {
+    PartImportance& part = units.emplace_back();
+    for (int32_t u = layer.heads / shape_.query_heads_per_unit(); u > 0; --u)
+      part.heads.push_back(u);
+    for (int32_t n = layer.neurons; n > 0; --n) part.neurons.push_back(n);
+  }
+  constexpr double kWholeLoss = 2;
+  for (const size_t i : deepest) cuts[i].loss = kWholeLoss + 1 + static_cast<double>(i);
+  std::vector<LayerCut> estimated = cuts;
+  EstimateCuts(shape_, from, units, kWholeLoss, estimated);
+  size_t at = 0;
+  for (const size_t deep : deepest) {
+    EXPECT_EQ(estimated[deep].loss, cuts[deep].loss) << "measured ones stay";
+    for (double before = kWholeLoss; at <= deep; ++at) {
+      EXPECT_GT(estimated[at].loss, before) << "deeper cuts lose more";
+      EXPECT_LE(estimated[at].loss, cuts[deep].loss);
+      before = estimated[at].loss;
+    }
+  }
+  // The first step of a layer's neurons removes the least important ones.
+  const LayerCut& first = estimated[deepest[0] + 1];
+  const LayerCut& whole = estimated[deepest[1]];
+  const double removed = from.layers[0].neurons - first.extent.neurons;
+  const double all = from.layers[0].neurons;
+  EXPECT_NEAR((first.loss - kWholeLoss) / (whole.loss - kWholeLoss),
+              removed * (removed + 1) / (all * (all + 1)), 1e-9);
+}
 
 TEST_F(ApplyBestCutsTest, LeavesAloneWhatIsDear) {
   const engine::LevelSpec level = Cut(60, Full(), [&](const LayerCut& cut) {
@@ -635,7 +701,7 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   EXPECT_FALSE((*work)->LoadUnits(*network_, level, &found)) << "a level's own are not there";
   double whole_loss = 0;
   std::vector<double> layers;
-  ASSERT_TRUE((*work)->LoadLayers(*network_, &whole_loss, &layers));
+  ASSERT_TRUE((*work)->LoadLayers(network_->shape().layers, &whole_loss, &layers));
   EXPECT_EQ(whole_loss, 2.5);
   EXPECT_EQ(layers, (std::vector<double>{1, 2, 3}));
   LevelChoice choice;
@@ -652,7 +718,7 @@ TEST_P(ElasticTest, WorkIsKeptForTheSameRunOnly) {
   ASSERT_TRUE((*work)->LoadLosses(45, &cut, &recovered));
   EXPECT_EQ(recovered, 3.25);
   std::ofstream(directory + "/layers.pt") << "damaged";
-  EXPECT_FALSE((*work)->LoadLayers(*network_, &whole_loss, &layers));
+  EXPECT_FALSE((*work)->LoadLayers(network_->shape().layers, &whole_loss, &layers));
   RunInputs other = run;
   other[1].second = "50";
   const absl::Status refused = RunDirectory::Peek(directory, other).status();

@@ -179,6 +179,24 @@ absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(const Network& network,
   return units;
 }
 
+std::vector<PartImportance> InOrder(const std::vector<UnitImportance>& units,
+                                    const engine::ModelShape& shape) {
+  const auto descending = [](const Tensor& values) {
+    return std::get<0>(values.sort(-1, /*descending=*/true));
+  };
+  const auto numbers = [](const Tensor& row) {
+    const Tensor all = row.to(torch::kCPU, torch::kFloat64).contiguous();
+    return std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
+  };
+  std::vector<PartImportance> parts;
+  for (const UnitImportance& layer : units) {
+    const Tensor heads =
+        shape.cuts_kv_heads() ? descending(layer.heads.sum(1)) : descending(layer.heads).sum(0);
+    parts.push_back({numbers(heads), numbers(descending(layer.neurons))});
+  }
+  return parts;
+}
+
 std::vector<UnitImportance> MeasureGradients(Network& network, const std::vector<Batch>& batches,
                                              const std::function<void()>& progress) {
   const engine::ModelShape& s = network.shape();

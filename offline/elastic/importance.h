@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "offline/elastic/batches.h"
 #include "offline/elastic/network.h"
+#include "offline/elastic/plan.h"
 #include "offline/train/workers.h"
 
 namespace withy::elastic {
@@ -39,6 +40,11 @@ absl::StatusOr<std::vector<UnitImportance>> MeasureUnits(const Network& network,
                                                          const std::vector<Lora>& lora,
                                                          const train::Workers& workers,
                                                          double cost_s, Checkpointer checkpointer);
+
+// Importances of the units in the order that Reorder gives them (reorder.h): units of heads as
+// levels cut them (ModelShape::query_heads_per_unit), and neurons.
+std::vector<PartImportance> InOrder(const std::vector<UnitImportance>& units,
+                                    const engine::ModelShape& shape);
 
 // For comparison, all for the full model. MeasureGradients: equation 2, |dL/dW * W| summed over a
 // unit's weights (rows of Q and columns of O; also K and V if levels cut KV heads; rows of gate and

@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -28,6 +30,7 @@
 #include "offline/elastic/reorder.h"
 #include "offline/elastic/schedule.h"
 #include "offline/elastic/step_times.h"
+#include "offline/elastic/text_source.h"
 #include "offline/elastic/trial.h"
 #include "offline/elastic/values.h"
 #include "offline/elastic/work.h"
@@ -37,14 +40,14 @@
 namespace withy::elastic {
 namespace {
 
-constexpr double kLongRun = 1200;  // seconds
-
 class Job {
  public:
   explicit Job(const JobOptions& options) : options_(options) {}
 
   absl::Status Run() {
-    WITHY_RETURN_IF_ERROR(CheckOutput(options_.out, {options_.model, options_.text}));
+    const bool file_text = options_.text != kOwnText && options_.text != kCorpusText;
+    WITHY_RETURN_IF_ERROR(
+        CheckOutput(options_.out, {options_.model, file_text ? options_.text : std::string()}));
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(options_.model));
     const torch::Device device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
     WITHY_ASSIGN_OR_RETURN(Network network, Network::FromGguf(file, device));
@@ -63,9 +66,15 @@ class Job {
     // Pieces run in parallel on one thread each, so that sums do not depend on their number.
     train::ComputeOnOneThread();
     network.set_products(train::FastestProducts(network.device()));
-    WITHY_RETURN_IF_ERROR(ReadText(file));
-    Estimate(network);
+    WITHY_ASSIGN_OR_RETURN(source_, TextSource::Open({.model = options_.model,
+                                                      .text = options_.text,
+                                                      .taught = options_.taught,
+                                                      .cache_dir = PackedDirectory(),
+                                                      .threads = options_.threads}));
+    WITHY_RETURN_IF_ERROR(ReadCalibration(file));
+    WITHY_RETURN_IF_ERROR(Estimate(file, network));
     if (options_.estimate_only) return absl::OkStatus();
+    WITHY_RETURN_IF_ERROR(ReadRecoveryText(file));
     WITHY_RETURN_IF_ERROR(MeasureImportance(&network));
     WITHY_RETURN_IF_ERROR(MakeLevels(&network));
     return Write(file, network);
@@ -80,14 +89,16 @@ class Job {
   // The inputs that saved results depend on. Files are identified by content, not by path.
   absl::StatusOr<RunInputs> CollectInputs() const {
     WITHY_ASSIGN_OR_RETURN(const std::string model, FileDigest(options_.model));
-    std::string text = "corpus";
-    if (!options_.text.empty()) {
+    std::string text = options_.text;
+    if (text != kOwnText && text != kCorpusText) {
       WITHY_ASSIGN_OR_RETURN(text, FileDigest(options_.text));
     }
     const auto number = [](const auto& value) { return absl::StrCat(value); };
-    return RunInputs{{"version", "5"},
+    return RunInputs{{"version", "6"},
                      {"--model", model},
                      {"--text", text},
+                     {"--learn", options_.taught ? "teacher" : "text"},
+                     {"--hours", number(options_.hours)},
                      {"--levels", absl::StrJoin(options_.percents, ",")},
                      {"--calibration_batches", number(options_.calibration_batches)},
                      {"--recovery_batches", number(options_.recovery_batches)},
@@ -100,78 +111,135 @@ class Job {
                      {"--seed", number(options_.seed)},
                      {"--order", options_.order},
                      {"--anchors", number(options_.anchors)},
-                     {"--measured", number(options_.measured)}};
+                     {"--cuts", number(static_cast<int>(options_.cuts))}};
   }
 
-  absl::StatusOr<std::vector<Batch>> Batches(const engine::GgufFile& file, const std::string& flag,
-                                             int64_t count, uint64_t seed) const {
-    StepProgress line(*options_.clock);
+  // Beside the saved progress, so that it goes with it; an estimate alone leaves it to the cache.
+  std::string PackedDirectory() const {
+    return options_.estimate_only ? std::string() : options_.work;
+  }
+
+  BatchOptions TextOptions(const std::string& flag, int64_t count, uint64_t seed) const {
     BatchOptions options;
     options.batch_tokens = options_.batch_tokens;
     options.count = count;
     options.seed = seed;
-    options.progress = [&](int64_t done, int64_t all) {
-      line.Show(flag, absl::StrCat("reading text, --", flag), done, all);
+    options.progress = [this, flag](int64_t done, int64_t all) {
+      StepProgress(*options_.clock).Show(flag, absl::StrCat("reading text, --", flag), done, all);
     };
-    return ReadBatches("withy-elasticize", file, options_.text, flag, options);
+    return options;
   }
 
-  // Uses two texts, one to measure levels and one to train them, unless a text file provides only
-  // one.
-  absl::Status ReadText(const engine::GgufFile& file) {
-    WITHY_ASSIGN_OR_RETURN(calibration_, Batches(file, "calibration_batches",
-                                                 options_.calibration_batches, options_.seed));
+  // The model's own batches have numbers: those of the recovery's text follow these.
+  absl::Status ReadCalibration(const engine::GgufFile& file) {
+    const std::string name = RunDirectory::CalibrationName();
+    if (work_ != nullptr && work_->LoadText(name, &calibration_, &times_.text_s)) {
+      return absl::OkStatus();
+    }
+    const BatchOptions text =
+        TextOptions("calibration_batches", options_.calibration_batches, options_.seed);
+    StepProgress line(*options_.clock);
+    const auto show = [&](int64_t done) {
+      if (source_->slow()) line.Show(name, "text to measure with", done, text.count);
+    };
+    show(0);
+    const int64_t start = options_.clock->SteadyNanos();
+    int64_t made = 0;
+    WITHY_ASSIGN_OR_RETURN(calibration_, source_->Read(file, "calibration_batches", 0, text, 1,
+                                                       {.advance = [&](double batches) {
+                                                         made += std::llround(batches);
+                                                         show(std::min(made, text.count));
+                                                       }}));
+    line.End();
+    if (!source_->slow()) return absl::OkStatus();
+    times_.text_s = static_cast<double>(options_.clock->SteadyNanos() - start) /
+                    (kNanosPerSecond * static_cast<double>(std::max<int64_t>(1, made)));
+    if (options_.estimate_only) return absl::OkStatus();
+    return work_->SaveText(name, calibration_, times_.text_s);
+  }
+
+  // Another text than the one to measure with, unless a text file provides only one.
+  absl::Status ReadRecoveryText(const engine::GgufFile& file) {
+    const std::string name = RunDirectory::RecoveryTextName();
+    const BatchOptions text =
+        TextOptions("recovery_batches", schedule_.text_batches, options_.seed + 1000);
+    if (!source_->slow()) {
+      WITHY_ASSIGN_OR_RETURN(recovery_text_,
+                             source_->Read(file, "recovery_batches", 0, text, 0, {}));
+      return absl::OkStatus();
+    }
+    double batch_s = 0;
+    if (work_->LoadText(name, &recovery_text_, &batch_s)) return absl::OkStatus();
+    progress_->Begin(StageKind::kText, 100, static_cast<double>(text.count) * times_.text_s,
+                     times_.text_s * static_cast<double>(source_->AtOnce(text)));
+    const StageState stage_state(work_.get(), name);
     WITHY_ASSIGN_OR_RETURN(
-        recovery_text_,
-        Batches(file, "recovery_batches", options_.recovery_batches, options_.seed + 1000));
+        recovery_text_, source_->Read(file, "recovery_batches", options_.calibration_batches, text,
+                                      times_.text_s, progress_->CheckpointerOf(stage_state)));
+    WITHY_RETURN_IF_ERROR(work_->SaveText(name, recovery_text_, times_.text_s));
+    stage_state.Remove();
+    progress_->End();
     return absl::OkStatus();
   }
 
-  // Measures the steps and prints how long the run will take.
-  void Estimate(const Network& network) {
+  // Measures the steps, fits the run to the time given and prints how long it will take.
+  absl::Status Estimate(const engine::GgufFile& file, const Network& network) {
     StepProgress line(*options_.clock);
-    times_ = MeasureSteps(network, calibration_, recovery_text_, options_.rank, options_.threads,
-                          *options_.clock, [&](int64_t done, int64_t all) {
+    const double text_s = times_.text_s;
+    times_ = MeasureSteps(network, calibration_, options_.rank, options_.threads, *options_.clock,
+                          [&](int64_t done, int64_t all) {
                             line.Show("measuring", "measuring one step of each kind", done, all);
                           });
+    times_.text_s = text_s;
     line.End();
-    const ScheduleOptions schedule{
+    schedule_ = {
         .percents = options_.percents,
         .calibration_batches = std::ssize(calibration_),
         .recovery_steps = options_.recovery_steps,
         .recoveries = options_.recoveries,
         .trial_steps = options_.trial_steps,
         .order = options_.order,
-        .measured = options_.measured,
+        .cuts = options_.cuts,
+        .text_batches = options_.recovery_batches,
         .threads = WorkersFor(network).threads(),
     };
-    const std::vector<PlannedStage> stages = PlanStages(network.shape(), schedule, times_);
+    WITHY_RETURN_IF_ERROR(FitToTime(network));
+    ScheduleOptions planned = schedule_;
+    if (!source_->slow()) planned.text_batches = 0;
+    const std::vector<PlannedStage> stages = PlanStages(network.shape(), planned, times_);
     std::vector<double> done;
     for (const PlannedStage& stage : stages) done.push_back(IsDone(stage) ? 1 : 0);
-    Say(EstimateText(stages, done, schedule.threads) + QuickHint(network, schedule, stages));
+    Say(absl::StrCat(EstimateText(stages, done, schedule_.threads), "; ", schedule_.recovery_steps,
+                     " steps of recovery at 50 %"));
+    if (const double least_s = TotalCost(stages);
+        options_.hours > 0 && schedule_.recovery_steps == 1 && least_s > options_.hours * 3600) {
+      Say(absl::StrCat("warning: --hours ", options_.hours, " leaves no time for recovery: give ",
+                       std::ceil(least_s / 1800), " or more"));
+    }
     progress_ = std::make_unique<JobProgress>(stages, *options_.clock);
     for (size_t i = 0; i < stages.size(); ++i) {
       if (done[i] == 1) progress_->Skip(stages[i].kind, stages[i].percent);
     }
+    return absl::OkStatus();
   }
 
-  // "; with --quick about 50 min", if that is much less than a long run.
-  std::string QuickHint(const Network& network, const ScheduleOptions& schedule,
-                        const std::vector<PlannedStage>& stages) const {
-    ScheduleOptions quick = QuickSchedule();
-    quick.calibration_batches = std::min(quick.calibration_batches, schedule.calibration_batches);
-    quick.order = schedule.order;
-    quick.threads = schedule.threads;
-    const double quick_s = TotalCost(PlanStages(network.shape(), quick, times_));
-    const double all_s = TotalCost(stages);
-    if (all_s < kLongRun || quick_s > all_s / 2) return "";
-    return absl::StrCat("; with --quick about ", DurationText(quick_s));
+  // An interrupted run keeps what it was fitted to, whatever it measures now.
+  absl::Status FitToTime(const Network& network) {
+    if (options_.hours == 0) return absl::OkStatus();
+    if (work_ != nullptr && work_->LoadPlan(&schedule_.text_batches, &schedule_.recovery_steps)) {
+      return absl::OkStatus();
+    }
+    schedule_ = FitToHours(network.shape(), schedule_, times_, options_.hours);
+    if (options_.estimate_only) return absl::OkStatus();
+    return work_->SavePlan(schedule_.text_batches, schedule_.recovery_steps);
   }
 
   // Whether an earlier run completed the stage. Stages after an incomplete one are done again.
   bool IsDone(const PlannedStage& stage) const {
     if (work_ == nullptr) return false;
     switch (stage.kind) {
+      case StageKind::kText:
+        return work_->Has(RunDirectory::RecoveryTextName());
       case StageKind::kUnits:
         return work_->Has(RunDirectory::UnitsName(stage.percent));
       case StageKind::kLayers:
@@ -201,7 +269,8 @@ class Job {
     }
     Reorder(*network, findings_.units);
     WITHY_RETURN_IF_ERROR(Layers(*network));
-    if (options_.anchors) findings_.anchors = AnchorOrder(findings_.layers);
+    if (options_.anchors && !findings_.layers.empty())
+      findings_.anchors = AnchorOrder(findings_.layers);
     Say(absl::StrFormat("loss of the whole model %.4f", findings_.whole_loss));
     return absl::OkStatus();
   }
@@ -268,13 +337,14 @@ class Job {
                                          calibration_.size()));
   }
 
-  // The full model's loss, and the increase when each layer is dropped.
+  // The full model's loss, and the increase when each layer is dropped, if anchors are needed.
   absl::Status Layers(const Network& network) {
-    if (work_->LoadLayers(network, &findings_.whole_loss, &findings_.layers)) {
+    const int64_t layers = options_.cuts == Cuts::kEstimated ? 0 : network.shape().layers;
+    if (work_->LoadLayers(layers, &findings_.whole_loss, &findings_.layers)) {
       return absl::OkStatus();
     }
     const double batch_s = times_.loss.full_s;
-    const int64_t rows = network.shape().layers + 1;
+    const int64_t rows = layers + 1;
     progress_->Begin(StageKind::kLayers, 100,
                      batch_s * static_cast<double>(rows) * static_cast<double>(calibration_.size()),
                      batch_s);
@@ -316,9 +386,10 @@ class Job {
       if (left < all && options_.order == "importance") {
         const std::span<ElasticLevel> done(levels_.begin() + static_cast<ptrdiff_t>(left),
                                            levels_.end());
-        WITHY_ASSIGN_OR_RETURN(const std::vector<UnitImportance> units,
-                               UnitsOf(*network, done.front().spec, done.front().lora));
-        Reorder(*network, units, done);
+        WITHY_ASSIGN_OR_RETURN(units_, UnitsOf(*network, done.front().spec, done.front().lora));
+        Reorder(*network, units_, done);
+      } else if (left == all) {
+        units_ = findings_.units;
       }
       WITHY_ASSIGN_OR_RETURN(const LevelChoice choice, Choose(*network, i));
       levels_[i].spec = choice.spec;
@@ -326,7 +397,7 @@ class Job {
       WITHY_RETURN_IF_ERROR(MeasureLosses(*network, i));
       Say(absl::StrFormat("level %d %%: %s, loss %.4f, with LoRA %.4f", options_.percents[i],
                           choice.head_share == 0
-                              ? "measured cuts"
+                              ? "the cuts that lose least"
                               : absl::StrFormat("heads' share %.1f", choice.head_share),
                           findings_.losses[i], findings_.lora_losses[i]));
     }
@@ -343,8 +414,14 @@ class Job {
     if (work_->LoadChoice(network, percent, &choice)) return choice;
     const ElasticLevel* above = Above(i);
     engine::LevelSpec least;
-    if (options_.measured) {
-      WITHY_ASSIGN_OR_RETURN(least, MeasuredCuts(network, percent, above));
+    if (options_.cuts != Cuts::kAlike) {
+      WITHY_ASSIGN_OR_RETURN(least, LeastCuts(network, percent, above));
+    }
+    if (MaxTrials(options_.cuts) == 0) {
+      choice = {.spec = least, .head_share = 0};
+      StageState(work_.get(), RunDirectory::CutsName(percent)).Remove();
+      WITHY_RETURN_IF_ERROR(work_->SaveChoice(choice));
+      return choice;
     }
     std::vector<LevelChoice> tried = LevelCandidates(network.shape(), percent, findings_.anchors,
                                                      above == nullptr ? nullptr : &above->spec,
@@ -364,7 +441,7 @@ class Job {
   absl::Status Try(const Network& network, int32_t percent, const ElasticLevel* above,
                    std::vector<LevelChoice>* tried) const {
     const RecoveryOptions trial =
-        OptionsOf(percent, options_.recovery_steps == 0 ? 0 : options_.trial_steps);
+        OptionsOf(percent, schedule_.recovery_steps == 0 ? 0 : options_.trial_steps);
     const train::Workers workers = WorkersFor(network);
     const int64_t count = std::ssize(*tried);
     const double step_s =
@@ -398,15 +475,20 @@ class Job {
   }
 
   // The recovered level above with the cuts that lose least.
-  absl::StatusOr<engine::LevelSpec> MeasuredCuts(const Network& network, int32_t percent,
-                                                 const ElasticLevel* above) const {
+  absl::StatusOr<engine::LevelSpec> LeastCuts(const Network& network, int32_t percent,
+                                              const ElasticLevel* above) const {
     const engine::ModelShape& shape = network.shape();
     const engine::LevelSpec from = above == nullptr ? Whole(network) : above->spec;
     const std::vector<Lora> none;
     const std::vector<Lora>& learnt = above == nullptr ? none : above->lora;
     std::vector<LayerCut> cuts = PossibleCuts(shape, percent, from);
+    std::vector<size_t> measured = DeepestCuts(from, cuts);
+    if (options_.cuts == Cuts::kMeasured) {
+      measured.resize(cuts.size());
+      std::iota(measured.begin(), measured.end(), size_t{0});
+    }
     const int64_t batches = CutBatches(std::ssize(calibration_));
-    const int64_t count = (std::ssize(cuts) + 1) * batches;  // the last ones are for `from`
+    const int64_t count = (std::ssize(measured) + 1) * batches;  // the last ones are for `from`
     const double batch_s = times_.loss.At(from.percent);
     progress_->Begin(StageKind::kCuts, percent, static_cast<double>(count) * batch_s, batch_s);
     const StageState stage_state(work_.get(), RunDirectory::CutsName(percent));
@@ -417,8 +499,9 @@ class Job {
             [&](int64_t i) {
               torch::NoGradGuard no_grad;
               engine::LevelSpec spec = from;
-              if (const auto cut = static_cast<size_t>(i / batches); cut < cuts.size()) {
-                spec.layers[cuts[cut].layer] = cuts[cut].extent;
+              if (const auto row = static_cast<size_t>(i / batches); row < measured.size()) {
+                const LayerCut& cut = cuts[measured[row]];
+                spec.layers[cut.layer] = cut.extent;
               }
               const std::vector<Lora> lora = InheritLora(shape, learnt, spec);
               return Loss(network, calibration_[static_cast<size_t>(i % batches)],
@@ -430,9 +513,13 @@ class Job {
       const auto width = static_cast<size_t>(batches);
       return Mean(std::span(losses).subspan(row * width, width));
     };
-    for (size_t i = 0; i < cuts.size(); ++i) cuts[i].loss = mean(i);
+    for (size_t i = 0; i < measured.size(); ++i) cuts[measured[i]].loss = mean(i);
     progress_->End();
-    return ApplyBestCuts(shape, percent, from, mean(cuts.size()), cuts);
+    const double whole = mean(measured.size());
+    if (options_.cuts == Cuts::kEstimated) {
+      EstimateCuts(shape, from, InOrder(units_, shape), whole, cuts);
+    }
+    return ApplyBestCuts(shape, percent, from, whole, cuts);
   }
 
   // Parallel workers if LibTorch computes on the CPU.
@@ -446,7 +533,7 @@ class Job {
   absl::Status Recover(const Network& network, size_t i) {
     ElasticLevel& level = levels_[i];
     const int32_t percent = level.spec.percent;
-    const RecoveryOptions options = OptionsOf(percent, options_.recovery_steps);
+    const RecoveryOptions options = OptionsOf(percent, schedule_.recovery_steps);
     if (options.steps == 0 || work_->LoadLora(network, level.spec, options.rank, &level.lora)) {
       return absl::OkStatus();
     }
@@ -527,11 +614,14 @@ class Job {
   const JobOptions& options_;
   const int64_t start_ns_ = options_.clock->SteadyNanos();
   std::unique_ptr<RunDirectory> work_;  // null: nothing is saved
+  std::unique_ptr<TextSource> source_;
+  ScheduleOptions schedule_;
   std::vector<Batch> calibration_;
   std::vector<Batch> recovery_text_;
   StepTimes times_;
   std::unique_ptr<JobProgress> progress_;
   Findings findings_;
+  std::vector<UnitImportance> units_;  // of the level that the next one is cut from
   std::vector<ElasticLevel> levels_;
 };
 

@@ -11,27 +11,30 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "offline/elastic/matrix_types.h"
+#include "offline/elastic/plan.h"
 
 namespace withy::elastic {
 
 struct JobOptions {
-  std::string model;  // plain GGUF
-  std::string out;    // elastic GGUF to write
-  std::string text;   // empty: the project's corpus
-  std::string work;   // directory for saved progress
+  std::string model;         // plain GGUF
+  std::string out;           // elastic GGUF to write
+  std::string text = "own";  // what the model writes, "corpus" (the project's), or a file
+  bool taught = true;  // levels learn the whole model's probabilities, not the next token alone
+  double hours = 0;    // text_batches and recovery_steps are fitted to it; 0: they are as given
+  std::string work;    // directory for saved progress
   MatrixType type;
-  std::vector<int32_t> percents = {20, 30, 40, 50, 60, 70, 80, 90};
-  int64_t calibration_batches = 32;
+  std::vector<int32_t> percents = {30, 50, 70, 90};
+  int64_t calibration_batches = 16;
   int64_t recovery_batches = 6400;
   int64_t recovery_steps = 400;
-  int64_t recoveries = 2;
+  int64_t recoveries = 1;
   int64_t trial_steps = 60;
   int64_t batch_tokens = 1024;
   double rate = 1e-2;
   int64_t rank = 8;
   std::string order = "importance";
   bool anchors = true;
-  bool measured = true;
+  Cuts cuts = Cuts::kEstimated;
   uint64_t seed = 1;
   int threads = 1;
   double checkpoint_s = 60;

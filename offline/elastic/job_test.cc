@@ -60,6 +60,9 @@ class ElasticizeTest : public testing::Test {
                                     "--model=" + model_,
                                     "--out=" + folder_ / (name + ".gguf"),
                                     "--text=" + folder_ / "text.txt",
+                                    "--learn=text",
+                                    "--cuts=measured",
+                                    "--recoveries=2",
                                     "--levels=45,70",
                                     "--calibration_batches=4",
                                     "--recovery_batches=20",
@@ -145,6 +148,34 @@ TEST_F(ElasticizeTest, KilledAnywhereItGoesOnToTheSameFile) {
   EXPECT_GT(kills, 0);
 }
 
+// Text that the model writes, its probabilities and estimated cuts.
+TEST_F(ElasticizeTest, KilledInItsOwnTextItGoesOnToTheSameFile) {
+  const std::vector<std::string> own = {"--text=own", "--learn=teacher", "--cuts=estimated",
+                                        "--recoveries=1"};
+  const Outcome whole = Run(Arguments("whole", own));
+  ASSERT_EQ(whole.code, 0) << whole.output;
+  EXPECT_NE(whole.output.find("the cuts that lose least"), std::string::npos) << whole.output;
+  for (const char* const there : {"text-recovery.part", "text-recovery.pt", "cuts-70.part"}) {
+    std::filesystem::remove_all(folder_ / "killed.gguf.work");
+    std::filesystem::remove(folder_ / "killed.gguf");
+    Run(Arguments("killed", own),
+        {.kill_once_there = folder_ / ("killed.gguf.work/" + std::string(there))});
+    const Outcome outcome = Run(Arguments("killed", own));
+    ASSERT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_TRUE(File("killed") == File("whole")) << there;
+  }
+}
+
+TEST_F(ElasticizeTest, HoursSayHowMuchIsRecovered) {
+  const Outcome outcome =
+      Run({WITHY_ELASTICIZE, "--model=" + model_, "--out=" + folder_ / "hours.gguf", "--levels=50",
+           "--calibration_batches=4", "--batch_tokens=128", "--hours=0.002"});
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find(" steps of recovery at 50 %"), std::string::npos) << outcome.output;
+  EXPECT_LT(outcome.took, std::chrono::minutes(1)) << outcome.output;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "hours.gguf.work/plan.pt"));
+}
+
 // Runs can therefore move to another machine, and figures do not depend on it.
 TEST_F(ElasticizeTest, TheFileDoesNotDependOnThreads) {
   ASSERT_EQ(Run(Arguments("two")).code, 0);
@@ -201,12 +232,15 @@ TEST_F(ElasticizeTest, QuickIsOtherDefaultsAndOptionsWin) {
                                         "--text=" + folder_ / "text.txt",
                                         "--batch_tokens=128",
                                         "--levels=60",
+                                        "--recovery_batches=20",
+                                        "--recovery_steps=10",
+                                        "--hours=0",
                                         "--quick"};
   const Outcome outcome = Run(arguments);
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_NE(outcome.output.find("level 60 %"), std::string::npos) << outcome.output;
   const std::string made_of = ReadAll(folder_ / "quick.gguf.work/made-of.txt");
-  EXPECT_NE(made_of.find("--recoveries 1\n"), std::string::npos) << made_of;
+  EXPECT_NE(made_of.find("--calibration_batches 8\n"), std::string::npos) << made_of;
   EXPECT_NE(made_of.find("--levels 60\n"), std::string::npos) << made_of;
 }
 

@@ -1,5 +1,5 @@
 // withy-elasticize: makes a plain GGUF elastic.
-//   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --text=calibration.txt
+//   withy-elasticize --model=plain-f32.gguf --out=elastic.gguf --hours=3
 // Estimates its time before it begins. May be interrupted: progress is saved in --work and not
 // repeated.
 #include <algorithm>
@@ -11,7 +11,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/program_flags.h"
@@ -19,7 +18,6 @@
 #include "engine/weights/levels.h"
 #include "offline/elastic/inputs.h"
 #include "offline/elastic/job.h"
-#include "offline/elastic/schedule.h"
 #include "offline/train/runtime.h"
 
 ABSL_FLAG(std::string, model, "",
@@ -29,30 +27,33 @@ ABSL_FLAG(
     std::string, type, "auto",
     "type of its matrices: q8_0, q4_0, q4_1, f16, bf16, f32, or auto: each as in the model, or the "
     "nearest of these for K-quants and 5 bits, q8_0 for floats");
-ABSL_FLAG(std::string, text, "",
-          "plain text for measuring importance and training LoRA; default: the project's corpus");
+ABSL_FLAG(std::string, text, "own",
+          "text for measuring importance and training LoRA: own (as the model itself writes), a "
+          "plain text file, or corpus (the project's)");
+ABSL_FLAG(
+    std::string, learn, "teacher",
+    "what levels learn of a text: teacher (the whole model's probabilities) or text (its next "
+    "token)");
+ABSL_FLAG(absl::optional<double>, hours, absl::nullopt,
+          "time that the run may take: as many --recovery_batches of text as an eighth of it "
+          "writes, and as many --recovery_steps as the rest allows; 0: as those say; default: 3, "
+          "quick: 0.5, or 0 if --recovery_steps is given");
 ABSL_FLAG(std::string, work, "", "directory for saved progress; default: OUT.work");
 ABSL_FLAG(bool, estimate, false, "only estimate the run time");
-ABSL_FLAG(
-    bool, quick, false,
-    "at most a tenth of the time, for a first look: uses the defaults marked `quick`. "
-    "Levels lose more than with the defaults, at 50 % at least twice as much, and there are none "
-    "below (docs/method-elastic.md has figures)");
+ABSL_FLAG(bool, quick, false,
+          "half an hour, for a first look: the defaults marked `quick`. Levels lose more than with "
+          "the defaults, and there are none below 50 %");
 ABSL_FLAG(absl::optional<std::string>, levels, absl::nullopt,
-          "levels in per cent, ascending; default: 20,30,40,50,60,70,80,90; quick: 50,70,90");
+          "levels in per cent, ascending; default: 30,50,70,90; quick: 50,70,90");
 ABSL_FLAG(absl::optional<int64_t>, calibration_batches, absl::nullopt,
-          "batches for measuring importance; default: 32; quick: 8");
-ABSL_FLAG(absl::optional<int64_t>, recovery_batches, absl::nullopt,
-          "batches for training LoRA; default: 6400; quick: 400");
+          "batches for measuring importance; default: 16; quick: 8");
+ABSL_FLAG(int64_t, recovery_batches, 6400, "batches for training LoRA, at most");
 ABSL_FLAG(absl::optional<int64_t>, recovery_steps, absl::nullopt,
           "steps of LoRA training at 50 %; other levels scale with the ratio of cut to kept: four "
-          "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: 400; quick: 100");
-ABSL_FLAG(absl::optional<int64_t>, recoveries, absl::nullopt,
-          "recoveries per level, each on other text; the best is kept; default: "
-          "2; quick: 1");
-ABSL_FLAG(absl::optional<int64_t>, trial_steps, absl::nullopt,
-          "as --recovery_steps, for each candidate of a level; default: 60; "
-          "quick: 10");
+          "times as much at 20 %, a ninth at 90 %; 0: no LoRA; default: by --hours");
+ABSL_FLAG(int64_t, recoveries, 1, "recoveries per level, each on other text; the best is kept");
+ABSL_FLAG(int64_t, trial_steps, 60,
+          "as --recovery_steps, for each candidate of a level with --cuts measured or alike");
 ABSL_FLAG(int64_t, batch_tokens, 1024, "tokens per batch");
 ABSL_FLAG(double, rate, 1e-2,
           "LoRA's learning rate for levels up to 50 %; above, it falls with the share that is cut");
@@ -61,9 +62,11 @@ ABSL_FLAG(std::string, order, "importance",
           "order of units: importance (per level) or, for comparison, computed once: "
           "gradient (of the loss), magnitude or random");
 ABSL_FLAG(bool, anchors, true, "whether the most important layers are not cut first");
-ABSL_FLAG(absl::optional<bool>, measured, absl::nullopt,
-          "whether to also try measured cuts of single layers for a level, beside splits "
-          "that all layers share; default: true; quick: false");
+ABSL_FLAG(std::string, cuts, "estimated",
+          "what a level cuts: estimated (where least is lost, by the loss of leaving out each "
+          "layer's attention or MLP and by the units' importance), measured (the same, every cut "
+          "measured, and splits that all layers share are tried: many times the time), or alike "
+          "(such splits alone)");
 ABSL_FLAG(uint64_t, seed, 1, "random seed");
 ABSL_FLAG(int, threads, 0, "threads; 0: one per core; the result does not depend on it");
 ABSL_FLAG(double, checkpoint_s, 60,
@@ -94,6 +97,20 @@ T Given(const absl::Flag<absl::optional<T>>& flag, T usual, T quick) {
   return absl::GetFlag(FLAGS_quick) ? quick : usual;
 }
 
+absl::StatusOr<bool> IsTaught(const std::string& name) {
+  if (name == "teacher") return true;
+  if (name == "text") return false;
+  return absl::InvalidArgumentError(absl::StrCat("--learn=", name, ": there are teacher and text"));
+}
+
+absl::StatusOr<Cuts> FindCuts(const std::string& name) {
+  if (name == "estimated") return Cuts::kEstimated;
+  if (name == "measured") return Cuts::kMeasured;
+  if (name == "alike") return Cuts::kAlike;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--cuts=", name, ": there are estimated, measured and alike"));
+}
+
 // Detects mistyped options that would otherwise show after hours or in a crash.
 absl::Status CheckOptions(const JobOptions& options) {
   constexpr int64_t kMany = 1'000'000;
@@ -103,6 +120,10 @@ absl::Status CheckOptions(const JobOptions& options) {
   WITHY_RETURN_IF_ERROR(CheckFlag("recoveries", options.recoveries, 1, 100));
   WITHY_RETURN_IF_ERROR(CheckFlag("trial_steps", options.trial_steps, 0, kMany));
   WITHY_RETURN_IF_ERROR(CheckFlag("batch_tokens", options.batch_tokens, 64, kMany));
+  if (!(options.hours >= 0 && options.hours <= 1000)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--hours is ", options.hours, "; it must be between 0 and 1000"));
+  }
   WITHY_RETURN_IF_ERROR(CheckFlag("rank", options.rank, 1, engine::kMaxLoraRank));
   WITHY_RETURN_IF_ERROR(CheckFlag("threads", absl::GetFlag(FLAGS_threads), 0, 1024));
   if (!(options.rate > 0 && options.rate <= 1)) {
@@ -131,17 +152,18 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   options.work = absl::GetFlag(FLAGS_work);
   if (options.work.empty()) options.work = options.out + ".work";
   WITHY_ASSIGN_OR_RETURN(options.type, FindMatrixType(absl::GetFlag(FLAGS_type)));
-  const ScheduleOptions quick = QuickSchedule();
+  WITHY_ASSIGN_OR_RETURN(options.taught, IsTaught(absl::GetFlag(FLAGS_learn)));
+  WITHY_ASSIGN_OR_RETURN(options.cuts, FindCuts(absl::GetFlag(FLAGS_cuts)));
   WITHY_ASSIGN_OR_RETURN(options.percents,
-                         ParseLevels(Given<std::string>(FLAGS_levels, "20,30,40,50,60,70,80,90",
-                                                        absl::StrJoin(quick.percents, ","))));
-  options.calibration_batches =
-      Given<int64_t>(FLAGS_calibration_batches, 32, quick.calibration_batches);
-  options.recovery_batches = Given<int64_t>(FLAGS_recovery_batches, 6400, 400);
-  options.recovery_steps = Given<int64_t>(FLAGS_recovery_steps, 400, quick.recovery_steps);
-  options.recoveries = Given<int64_t>(FLAGS_recoveries, 2, quick.recoveries);
-  options.trial_steps = Given<int64_t>(FLAGS_trial_steps, 60, quick.trial_steps);
-  options.measured = Given<bool>(FLAGS_measured, true, quick.measured);
+                         ParseLevels(Given<std::string>(FLAGS_levels, "30,50,70,90", "50,70,90")));
+  options.calibration_batches = Given<int64_t>(FLAGS_calibration_batches, 16, 8);
+  options.recovery_batches = absl::GetFlag(FLAGS_recovery_batches);
+  const absl::optional<int64_t> steps = absl::GetFlag(FLAGS_recovery_steps);
+  options.recovery_steps = steps.value_or(1);
+  options.hours =
+      steps.has_value() ? absl::GetFlag(FLAGS_hours).value_or(0) : Given(FLAGS_hours, 3.0, 0.5);
+  options.recoveries = absl::GetFlag(FLAGS_recoveries);
+  options.trial_steps = absl::GetFlag(FLAGS_trial_steps);
   options.batch_tokens = absl::GetFlag(FLAGS_batch_tokens);
   options.rate = absl::GetFlag(FLAGS_rate);
   options.rank = absl::GetFlag(FLAGS_rank);
@@ -173,12 +195,10 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   withy::ParseProgramFlags(
-      "Makes a plain GGUF elastic. Estimates the time before it begins (--estimate: only that): "
-      "hours\nwith the defaults, at most a tenth with --quick. May be interrupted; resumes "
-      "from --work.\n"
-      "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--quick] [--estimate] "
-      "[--text "
-      "FILE.txt]",
+      "Makes a plain GGUF elastic in --hours, which stages take how long is said before it begins\n"
+      "(--estimate: only that). May be interrupted; resumes from --work.\n"
+      "usage: withy-elasticize --model plain.gguf --out elastic.gguf [--hours 3] [--quick] "
+      "[--estimate] [--text FILE.txt]",
       argc, argv);
   absl::Status status;
   try {

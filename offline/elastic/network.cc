@@ -110,7 +110,10 @@ absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::D
   }
   WITHY_RETURN_IF_ERROR(loader.Vector("output_norm.weight", s.d_model, &network.output_norm_));
   for (int32_t i = 0; i < s.layers; ++i) {
-    WITHY_RETURN_IF_ERROR(LoadLayer(loader, s, i, &network.layers_.emplace_back()));
+    Layer& layer = network.layers_.emplace_back();
+    WITHY_RETURN_IF_ERROR(LoadLayer(loader, s, i, &layer));
+    layer.heads_were = torch::arange(s.heads, device);
+    layer.neurons_were = torch::arange(s.d_ff, device);
   }
   // A rope_freqs tensor divides the frequencies; ReadShape handles the rest.
   Tensor frequency =
@@ -199,6 +202,8 @@ Tensor Network::Hidden(const Tensor& tokens, const View& view) const {
   return train::RmsNorm(x, output_norm_, eps);
 }
 
-Tensor Network::Logits(const Tensor& hidden) const { return torch::linear(hidden, output_); }
+Tensor Network::Logits(const Tensor& hidden, train::Products products) const {
+  return train::Linear(hidden, output_, products);
+}
 
 }  // namespace withy::elastic

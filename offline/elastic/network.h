@@ -19,6 +19,8 @@ namespace withy::elastic {
 
 // Weights as in the GGUF, [outputs, inputs]. Vectors that the architecture lacks are undefined.
 struct Layer {
+  // Where its units were in the file: query heads [heads] and neurons [d_ff], int64.
+  torch::Tensor heads_were, neurons_were;
   torch::Tensor attention_norm, ffn_norm;
   torch::Tensor q, k, v, o, gate, up, down;
   torch::Tensor q_bias, k_bias, v_bias;
@@ -68,8 +70,10 @@ class Network {
 
   // tokens [batch, length] int64 → hidden states after the last norm, [batch * length, d_model].
   torch::Tensor Hidden(const torch::Tensor& tokens, const View& view = {}) const;
+  train::Products products() const { return products_; }
   // hidden [rows, d_model] → [rows, vocab_size].
-  torch::Tensor Logits(const torch::Tensor& hidden) const;
+  torch::Tensor Logits(const torch::Tensor& hidden,
+                       train::Products products = train::Products::kF32) const;
 
  private:
   Network(engine::ModelShape shape, torch::Device device)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,39 @@ std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t perc
     }
   }
   return cuts;
+}
+
+std::vector<size_t> DeepestCuts(const engine::LevelSpec& from, std::span<const LayerCut> cuts) {
+  std::vector<size_t> deepest;
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const auto part = [&](const LayerCut& cut) {
+      return std::pair(cut.layer, cut.extent.heads != from.layers[cut.layer].heads);
+    };
+    // They descend within a part.
+    if (i + 1 == cuts.size() || part(cuts[i + 1]) != part(cuts[i])) deepest.push_back(i);
+  }
+  return deepest;
+}
+
+void EstimateCuts(const engine::ModelShape& shape, const engine::LevelSpec& from,
+                  std::span<const PartImportance> units, double whole, std::span<LayerCut> cuts) {
+  const auto removed = [&](const LayerCut& cut) {
+    const PartImportance& layer = units[cut.layer];
+    const bool heads = cut.extent.heads != from.layers[cut.layer].heads;
+    const std::vector<double>& all = heads ? layer.heads : layer.neurons;
+    const int32_t kept =
+        heads ? cut.extent.heads / shape.query_heads_per_unit() : cut.extent.neurons;
+    return std::accumulate(all.begin() + kept, all.end(), 0.0);
+  };
+  size_t first = 0;
+  for (const size_t deepest : DeepestCuts(from, cuts)) {
+    const double loss = cuts[deepest].loss - whole;
+    const double all = removed(cuts[deepest]);
+    for (; first < deepest; ++first) {
+      cuts[first].loss = whole + (all > 0 ? loss * removed(cuts[first]) / all : 0);
+    }
+    first = deepest + 1;
+  }
 }
 
 engine::LevelSpec ApplyBestCuts(const engine::ModelShape& shape, int32_t percent,

@@ -21,6 +21,19 @@ struct LevelChoice {
   double loss = 0;
 };
 
+// How a level's cuts are chosen.
+enum class Cuts {
+  kEstimated,  // the cuts that lose least, by a few measured ones and the units' importance
+  kMeasured,   // the cuts that lose least, all measured; splits are tried, too
+  kAlike,      // splits that all layers but the anchors share
+};
+
+// Importance of one layer's units at a level, in their order: its units of heads, its neurons.
+struct PartImportance {
+  std::vector<double> heads;
+  std::vector<double> neurons;
+};
+
 // One layer computes less; all others are unchanged.
 struct LayerCut {
   size_t layer = 0;
@@ -34,6 +47,15 @@ struct LayerCut {
 // Losses are not filled in.
 std::vector<LayerCut> PossibleCuts(const engine::ModelShape& shape, int32_t percent,
                                    const engine::LevelSpec& from);
+
+// Indices of the cuts that leave least of a layer's heads, and of its neurons.
+std::vector<size_t> DeepestCuts(const engine::LevelSpec& from, std::span<const LayerCut> cuts);
+
+// Fills in the losses of all cuts but the deepest ones, which were measured: a cut loses as much of
+// what the deepest loses as it removes of the importance that the deepest removes. `whole`: the
+// loss of `from`. units: [layers], of `from`.
+void EstimateCuts(const engine::ModelShape& shape, const engine::LevelSpec& from,
+                  std::span<const PartImportance> units, double whole, std::span<LayerCut> cuts);
 
 // The level reached by applying the cuts with the least loss per saved parameter, one after the
 // other, as if they were independent. `whole`: the loss of `from`. Source: docs/method-elastic.md.

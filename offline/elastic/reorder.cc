@@ -39,15 +39,16 @@ class Order {
 
   Tensor Neurons(int64_t count) const { return Followed(neurons_, count); }
 
-  // Rows of Q and columns of O for `heads` query heads.
-  Tensor QueryRows(int32_t heads) const {
+  Tensor QueryHeads(int32_t heads) const {
     const int64_t group = shape_.query_heads_per_group();
-    if (shape_.cuts_kv_heads())
-      return RowsOf(Followed(groups_, heads / group), group * shape_.head_dim);
+    if (shape_.cuts_kv_heads()) return RowsOf(Followed(groups_, heads / group), group);
     const int64_t present = heads / shape_.kv_heads;
     const Tensor first = torch::arange(shape_.kv_heads, in_group_.options()).unsqueeze(1) * present;
-    return RowsOf((Followed(in_group_, present) + first).flatten(), shape_.head_dim);
+    return (Followed(in_group_, present) + first).flatten();
   }
+
+  // Rows of Q and columns of O for `heads` query heads.
+  Tensor QueryRows(int32_t heads) const { return RowsOf(QueryHeads(heads), shape_.head_dim); }
 
   // Rows of K and V for `heads` query heads; undefined if they do not move.
   Tensor KvRows(int32_t heads) const {
@@ -64,6 +65,8 @@ class Order {
 
 void ReorderLayer(const engine::ModelShape& shape, const Order& order, Layer* layer) {
   const Tensor neurons = order.Neurons(shape.d_ff);
+  Take(neurons, 0, &layer->neurons_were);
+  Take(order.QueryHeads(shape.heads), 0, &layer->heads_were);
   Take(neurons, 0, &layer->gate);
   Take(neurons, 0, &layer->up);
   Take(neurons, 1, &layer->down);

@@ -2,20 +2,20 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/time_left.h"
 #include "engine/weights/levels.h"
-#include "offline/elastic/plan.h"
 
 namespace withy::elastic {
 namespace {
 
-constexpr std::array<StageKind, 7> kKinds = {
-    StageKind::kUnits,    StageKind::kLayers, StageKind::kCuts, StageKind::kSplits,
-    StageKind::kRecovery, StageKind::kLosses, StageKind::kWrite};
+constexpr std::array<StageKind, 8> kKinds = {
+    StageKind::kText,   StageKind::kUnits,    StageKind::kLayers, StageKind::kCuts,
+    StageKind::kSplits, StageKind::kRecovery, StageKind::kLosses, StageKind::kWrite};
 
 // An approximation of the level; its actual extents are not known yet.
 engine::LevelSpec About(const engine::ModelShape& shape, int32_t percent) {
@@ -34,8 +34,12 @@ class Planner {
         calibration_(static_cast<double>(options.calibration_batches)) {}
 
   std::vector<PlannedStage> Plan() {
+    if (options_.text_batches > 0) {
+      Add(StageKind::kText, 100, static_cast<double>(options_.text_batches) * times_.text_s);
+    }
     if (options_.order == "importance" || options_.order == "gradient") Units(100);
-    Add(StageKind::kLayers, 100, (shape_.layers + 1) * calibration_ * times_.loss.full_s);
+    const int32_t rows = options_.cuts == Cuts::kEstimated ? 1 : shape_.layers + 1;
+    Add(StageKind::kLayers, 100, rows * calibration_ * times_.loss.full_s);
     int32_t above = 100;
     for (auto it = options_.percents.rbegin(); it != options_.percents.rend(); ++it) {
       if (above < 100 && options_.order == "importance") Units(above);
@@ -57,21 +61,25 @@ class Planner {
 
   void Level(int32_t percent, int32_t above) {
     const double loss = calibration_ * times_.loss.At(percent);
-    if (options_.measured) {
-      const double cuts =
-          static_cast<double>(PossibleCuts(shape_, percent, About(shape_, above)).size()) + 1;
+    if (options_.cuts != Cuts::kAlike) {
+      const engine::LevelSpec from = About(shape_, above);
+      const std::vector<LayerCut> possible = PossibleCuts(shape_, percent, from);
+      const size_t measured =
+          options_.cuts == Cuts::kMeasured ? possible.size() : DeepestCuts(from, possible).size();
+      const double cuts = static_cast<double>(measured) + 1;
       Add(StageKind::kCuts, percent,
           cuts * static_cast<double>(CutBatches(options_.calibration_batches)) *
               times_.loss.At(above));
     }
-    const int64_t trials = MaxTrials(options_.measured);
-    const auto trial_steps = static_cast<double>(
-        options_.recovery_steps == 0 ? 0 : StepsAt(percent, options_.trial_steps));
-    Add(StageKind::kSplits, percent,
-        static_cast<double>(trials) *
-            ParallelSeconds(trial_steps * times_.train.At(percent) * times_.train_threads +
-                                loss * options_.threads,
-                            trials, options_.threads));
+    if (const int64_t trials = MaxTrials(options_.cuts); trials > 0) {
+      const auto trial_steps = static_cast<double>(
+          options_.recovery_steps == 0 ? 0 : StepsAt(percent, options_.trial_steps));
+      Add(StageKind::kSplits, percent,
+          static_cast<double>(trials) *
+              ParallelSeconds(trial_steps * times_.train.At(percent) * times_.train_threads +
+                                  loss * options_.threads,
+                              trials, options_.threads));
+    }
     if (options_.recovery_steps > 0) {
       const auto times = static_cast<double>(options_.recoveries);
       const auto steps = static_cast<double>(StepsAt(percent, options_.recovery_steps));
@@ -90,17 +98,6 @@ class Planner {
 
 }  // namespace
 
-ScheduleOptions QuickSchedule() {
-  ScheduleOptions quick;
-  quick.percents = {50, 70, 90};  // lower levels need too many steps
-  quick.calibration_batches = 8;
-  quick.recovery_steps = 100;
-  quick.recoveries = 1;
-  quick.trial_steps = 10;
-  quick.measured = false;
-  return quick;
-}
-
 double BatchTime::At(int32_t percent) const {
   const double slope = (full_s - low_s) / (100 - low_percent);
   const double line = low_s + slope * (percent - low_percent);
@@ -109,6 +106,8 @@ double BatchTime::At(int32_t percent) const {
 
 std::string StageKindName(StageKind kind) {
   switch (kind) {
+    case StageKind::kText:
+      return "text";
     case StageKind::kUnits:
       return "importance of units";
     case StageKind::kLayers:
@@ -131,7 +130,10 @@ int64_t StepsAt(int32_t percent, int64_t steps_at_50) {
   return steps_at_50 * 50 * (100 - percent) / (percent * percent) + (steps_at_50 > 0 ? 1 : 0);
 }
 
-int64_t MaxTrials(bool measured) { return kSplitCount + (measured ? 1 : 0); }
+int64_t MaxTrials(Cuts cuts) {
+  if (cuts == Cuts::kEstimated) return 0;
+  return kSplitCount + (cuts == Cuts::kMeasured ? 1 : 0);
+}
 
 int64_t CutBatches(int64_t calibration_batches) { return (calibration_batches + 3) / 4; }
 
@@ -149,6 +151,26 @@ double TotalCost(const std::vector<PlannedStage>& stages) {
   double sum = 0;
   for (const PlannedStage& stage : stages) sum += stage.cost_s;
   return sum;
+}
+
+ScheduleOptions FitToHours(const engine::ModelShape& shape, ScheduleOptions options,
+                           const StepTimes& times, double hours) {
+  constexpr double kTextShare = 1.0 / 8;
+  constexpr int64_t kMostSteps = 20'000;
+  const double wanted_s = hours * 3600;
+  if (times.text_s > 0) {
+    options.text_batches = std::clamp<int64_t>(std::llround(kTextShare * wanted_s / times.text_s),
+                                               1, options.text_batches);
+  }
+  const auto cost = [&](int64_t steps) {
+    options.recovery_steps = steps;
+    return TotalCost(PlanStages(shape, options, times));
+  };
+  const double least = cost(1);
+  const double each = (cost(1 + kMostSteps) - least) / static_cast<double>(kMostSteps);
+  options.recovery_steps =
+      std::clamp<int64_t>(1 + static_cast<int64_t>((wanted_s - least) / each), 1, kMostSteps);
+  return options;
 }
 
 std::string EstimateText(const std::vector<PlannedStage>& stages, const std::vector<double>& done,

@@ -59,7 +59,7 @@ TEST(ParallelSecondsTest, ThreadsWithoutATaskDoNothing) {
 }
 
 TEST(PlanStagesTest, StagesComeInTheirOrderAndCostWhatTheirStepsCost) {
-  const ScheduleOptions options{.percents = {50, 80}, .threads = 2};
+  const ScheduleOptions options{.percents = {50, 80}, .recoveries = 2, .threads = 2};
   const std::vector<PlannedStage> stages = PlanStages(Shape(), options, Times());
   std::vector<StageKind> kinds;
   for (const PlannedStage& stage : stages) kinds.push_back(stage.kind);
@@ -76,7 +76,7 @@ TEST(PlanStagesTest, StagesComeInTheirOrderAndCostWhatTheirStepsCost) {
 
 TEST(PlanStagesTest, OptionsTakeStagesAway) {
   ScheduleOptions options{.percents = {50}, .recovery_steps = 0, .order = "random"};
-  options.measured = false;
+  options.cuts = Cuts::kAlike;
   const std::vector<PlannedStage> stages = PlanStages(Shape(), options, Times());
   for (const PlannedStage& stage : stages) {
     EXPECT_NE(stage.kind, StageKind::kUnits);
@@ -84,6 +84,40 @@ TEST(PlanStagesTest, OptionsTakeStagesAway) {
     EXPECT_NE(stage.kind, StageKind::kRecovery);
   }
   EXPECT_NEAR(CostOf(stages, StageKind::kSplits, 50), 5 * 32 * Times().loss.At(50), 1e-6);
+}
+
+TEST(PlanStagesTest, EstimatedCutsMeasureTwoALayerAndTryNothing) {
+  const ScheduleOptions options{.percents = {50}, .cuts = Cuts::kEstimated, .text_batches = 40};
+  StepTimes times = Times();
+  times.text_s = 0.5;
+  const std::vector<PlannedStage> stages = PlanStages(Shape(), options, times);
+  using enum StageKind;
+  EXPECT_EQ(stages.front().kind, kText);
+  EXPECT_DOUBLE_EQ(stages.front().cost_s, 20);
+  EXPECT_DOUBLE_EQ(CostOf(stages, kSplits, 50), 0);
+  EXPECT_DOUBLE_EQ(CostOf(stages, kLayers, 100), 32 * 0.8);
+  EXPECT_DOUBLE_EQ(CostOf(stages, kCuts, 50), (2 * 30 + 1) * 8 * 0.8);
+}
+
+TEST(FitToHoursTest, TheRunTakesTheTimeThatItHas) {
+  ScheduleOptions options{.percents = {30, 50, 70, 90},
+                          .calibration_batches = 16,
+                          .recoveries = 1,
+                          .cuts = Cuts::kEstimated,
+                          .text_batches = 6400};
+  StepTimes times = Times();
+  times.text_s = 1;
+  for (const double hours : {1.0, 3.0, 10.0}) {
+    const ScheduleOptions fitted = FitToHours(Shape(), options, times, hours);
+    EXPECT_NEAR(TotalCost(PlanStages(Shape(), fitted, times)), hours * 3600, 60) << hours;
+    EXPECT_EQ(fitted.text_batches, static_cast<int64_t>(hours * 450));
+    EXPECT_GT(fitted.recovery_steps, 1);
+  }
+  EXPECT_EQ(FitToHours(Shape(), options, times, 100).text_batches, 6400)
+      << "no more than asked for";
+  EXPECT_EQ(FitToHours(Shape(), options, times, 0.01).recovery_steps, 1) << "too short";
+  times.text_s = 0;
+  EXPECT_EQ(FitToHours(Shape(), options, times, 1).text_batches, 6400) << "text that takes no time";
 }
 
 TEST(EstimateTextTest, SaysTheWholeAndWhatItIsMadeOf) {

@@ -24,10 +24,9 @@ double MeanSize(const std::vector<Batch>& batches, const Batch& measured) {
 
 class Measurement {
  public:
-  Measurement(const Network& network, const std::vector<Batch>& calibration,
-              const std::vector<Batch>& text, int64_t rank, int threads, const Clock& clock)
+  Measurement(const Network& network, const std::vector<Batch>& text, int64_t rank, int threads,
+              const Clock& clock)
       : network_(network),
-        calibration_(calibration),
         text_(text),
         rank_(rank),
         threads_(network.device().is_cpu() ? threads : 1),
@@ -50,20 +49,20 @@ class Measurement {
   double Loss(const engine::LevelSpec& level) const {
     return SecondsOf([&] {
              train::Workers(threads_).Run(threads_, [&](int64_t) {
-               MeanLoss(network_, {calibration_[0]}, {.extents = &level.layers});
+               MeanLoss(network_, {text_[0]}, {.extents = &level.layers});
              });
            }) /
-           threads_ * MeanSize(calibration_, calibration_[0]);
+           threads_ * MeanSize(text_, text_[0]);
   }
 
   double Units(const engine::LevelSpec& level) const {
-    const std::vector<Batch> pieces = Pieces(calibration_[0]);
+    const std::vector<Batch> pieces = Pieces(text_[0]);
     const double pieces_s = SecondsOf([&] {
       train::Workers(threads_).Run(
           threads_, [&](int64_t) { MeasureUnits(network_, {pieces[0]}, level, {}); });
     });
-    return pieces_s / threads_ * static_cast<double>(calibration_[0].tokens.numel()) /
-           static_cast<double>(pieces[0].tokens.numel()) * MeanSize(calibration_, calibration_[0]);
+    return pieces_s / threads_ * static_cast<double>(text_[0].tokens.numel()) /
+           static_cast<double>(pieces[0].tokens.numel()) * MeanSize(text_, text_[0]);
   }
 
   double Train(const engine::LevelSpec& level) const {
@@ -81,7 +80,6 @@ class Measurement {
   }
 
   const Network& network_;
-  const std::vector<Batch>& calibration_;
   const std::vector<Batch>& text_;
   const int64_t rank_;
   const int threads_;
@@ -90,10 +88,10 @@ class Measurement {
 
 }  // namespace
 
-StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& calibration,
-                       const std::vector<Batch>& text, int64_t rank, int threads,
-                       const Clock& clock, const std::function<void(int64_t, int64_t)>& progress) {
-  const Measurement measure(network, calibration, text, rank, threads, clock);
+StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& text, int64_t rank,
+                       int threads, const Clock& clock,
+                       const std::function<void(int64_t, int64_t)>& progress) {
+  const Measurement measure(network, text, rank, threads, clock);
   const engine::LevelSpec low = measure.Low();
   const engine::LevelSpec high = measure.High();
   StepTimes times;

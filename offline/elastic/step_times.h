@@ -15,8 +15,8 @@ namespace withy::elastic {
 
 // `threads`: number of threads of the run. `progress`: (measurements done, all), before each one.
 // Does not change the network.
-StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& calibration,
-                       const std::vector<Batch>& text, int64_t rank, int threads,
-                       const Clock& clock, const std::function<void(int64_t, int64_t)>& progress);
+StepTimes MeasureSteps(const Network& network, const std::vector<Batch>& text, int64_t rank,
+                       int threads, const Clock& clock,
+                       const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace withy::elastic

@@ -172,6 +172,38 @@ void StageState::Remove() const {
   fs::remove(work_->PathOf(name_, kState), error);
 }
 
+bool RunDirectory::LoadText(const std::string& name, std::vector<Batch>* batches,
+                            double* batch_s) const {
+  std::vector<Tensor> tensors;
+  if (!Load(PathOf(name, kResult), &tensors) || tensors.empty()) return false;
+  const Tensor seconds = tensors.back();
+  tensors.pop_back();
+  if (seconds.numel() != 1 || !BatchesFrom(tensors, batches)) return false;
+  *batch_s = seconds.item<double>();
+  return true;
+}
+
+absl::Status RunDirectory::SaveText(const std::string& name, const std::vector<Batch>& batches,
+                                    double batch_s) const {
+  std::vector<Tensor> tensors = TensorsOf(batches);
+  tensors.push_back(torch::tensor({batch_s}, torch::kFloat64));
+  return Save(name, tensors);
+}
+
+bool RunDirectory::LoadPlan(int64_t* text_batches, int64_t* recovery_steps) const {
+  std::vector<Tensor> tensors;
+  if (!Load(PathOf("plan", kResult), &tensors) || tensors.size() != 1 || tensors[0].numel() != 2) {
+    return false;
+  }
+  *text_batches = tensors[0][0].item<int64_t>();
+  *recovery_steps = tensors[0][1].item<int64_t>();
+  return true;
+}
+
+absl::Status RunDirectory::SavePlan(int64_t text_batches, int64_t recovery_steps) const {
+  return Save("plan", {torch::tensor({text_batches, recovery_steps}, torch::kInt64)});
+}
+
 bool RunDirectory::LoadUnits(const Network& network, const engine::LevelSpec& level,
                              std::vector<UnitImportance>* units) const {
   std::vector<Tensor> tensors;
@@ -202,11 +234,11 @@ absl::Status RunDirectory::SaveUnits(const engine::LevelSpec& level,
 }
 
 // One row of numbers: the full model's loss, then the layers' importances.
-bool RunDirectory::LoadLayers(const Network& network, double* whole_loss,
+bool RunDirectory::LoadLayers(int64_t layers, double* whole_loss,
                               std::vector<double>* importance) const {
   std::vector<Tensor> tensors;
   if (!Load(PathOf(LayersName(), kResult), &tensors) || tensors.size() != 1 ||
-      tensors[0].numel() != network.shape().layers + 1) {
+      tensors[0].numel() != layers + 1) {
     return false;
   }
   const Tensor row = tensors[0].contiguous();

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/weights/levels.h"
+#include "offline/elastic/batches.h"
 #include "offline/elastic/importance.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/plan.h"
@@ -42,14 +43,20 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
+  // A text, and the seconds that one batch of it took to make.
+  bool LoadText(const std::string& name, std::vector<Batch>* batches, double* batch_s) const;
+  absl::Status SaveText(const std::string& name, const std::vector<Batch>& batches,
+                        double batch_s) const;
+  // What was fitted to the time given (FitToHours).
+  bool LoadPlan(int64_t* text_batches, int64_t* recovery_steps) const;
+  absl::Status SavePlan(int64_t text_batches, int64_t recovery_steps) const;
   // Importance of a level's units.
   bool LoadUnits(const Network& network, const engine::LevelSpec& level,
                  std::vector<UnitImportance>* units) const;
   absl::Status SaveUnits(const engine::LevelSpec& level,
                          const std::vector<UnitImportance>& units) const;
-  // Loss of the full model, and the importance of each layer.
-  bool LoadLayers(const Network& network, double* whole_loss,
-                  std::vector<double>* importance) const;
+  // Loss of the full model, and the importance of each of `layers` layers.
+  bool LoadLayers(int64_t layers, double* whole_loss, std::vector<double>* importance) const;
   absl::Status SaveLayers(double whole_loss, const std::vector<double>& importance) const;
   bool LoadChoice(const Network& network, int32_t percent, LevelChoice* choice) const;
   absl::Status SaveChoice(const LevelChoice& choice) const;
@@ -61,6 +68,8 @@ class RunDirectory {
   absl::Status SaveLosses(int32_t percent, double cut, double recovered) const;
 
   // Names of results and states; each begins with its stage's name.
+  static std::string CalibrationName() { return "text-calibration"; }
+  static std::string RecoveryTextName() { return "text-recovery"; }
   static std::string UnitsName(int32_t percent);
   static std::string LayersName() { return "layers"; }
   static std::string CutsName(int32_t percent);
