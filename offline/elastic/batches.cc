@@ -32,19 +32,16 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 // The positions of a batch that count, and their targets.
 struct Asked {
-  Tensor positions;  // [positions], indices of the batch's
-  Tensor logits;     // [positions, vocab_size]
-  Tensor right;      // [positions]
-  Tensor weight;     // [positions]
+  Tensor logits;  // [positions, vocab_size]
+  Tensor right;   // [positions]
+  Tensor weight;  // [positions]
 };
 
-Asked Ask(const Network& network, const Batch& batch, const View& view,
-          train::Products head = train::Products::kF32) {
+Asked Ask(const Network& network, const Batch& batch, const View& view) {
   const Tensor asked = batch.weight.nonzero().squeeze(1);
   const Tensor hidden = network.Hidden(batch.tokens.to(network.device()), view)
                             .index_select(0, asked.to(network.device()));
-  return {asked, network.Logits(hidden, head),
-          batch.next.index_select(0, asked).to(network.device()),
+  return {network.Logits(hidden), batch.next.index_select(0, asked).to(network.device()),
           batch.weight.index_select(0, asked).to(network.device())};
 }
 
@@ -197,23 +194,6 @@ Tensor Loss(const Network& network, const Batch& batch, const View& view) {
   return (loss * asked.weight).sum() / asked.weight.sum();
 }
 
-Tensor Divergence(const Network& network, const Batch& batch, const View& view) {
-  constexpr double kLeast = 1e-6;  // probability of all tokens that the teacher does not name
-  const Asked asked = Ask(network, batch, view, network.products());
-  const Tensor ids =
-      batch.taught_ids.index_select(0, asked.positions).to(network.device(), torch::kInt64);
-  const Tensor teacher =
-      batch.taught_logs.index_select(0, asked.positions).to(network.device(), torch::kFloat32);
-  const Tensor view_logs =
-      asked.logits.gather(1, ids) - asked.logits.logsumexp(1, /*keepdim=*/true);
-  const Tensor shares = teacher.exp();
-  const Tensor others = (1 - shares.sum(1)).clamp_min(kLeast);
-  const Tensor view_others = (1 - view_logs.exp().sum(1)).clamp_min(kLeast);
-  const Tensor divergence =
-      (shares * (teacher - view_logs)).sum(1) + others * (others.log() - view_others.log());
-  return (divergence * asked.weight).sum() / asked.weight.sum();
-}
-
 Tensor Margin(const Network& network, const Batch& batch, const View& view) {
   const Asked asked = Ask(network, batch, view);
   const Tensor at = asked.right.unsqueeze(1);
@@ -221,6 +201,10 @@ Tensor Margin(const Network& network, const Batch& batch, const View& view) {
       asked.logits.scatter(1, at, -std::numeric_limits<double>::infinity()).logsumexp(1);
   const Tensor margin = asked.logits.gather(1, at).squeeze(1) - others;
   return (margin * asked.weight).sum() / asked.weight.sum();
+}
+
+Tensor Judge(const Network& network, const Batch& batch, const View& view) {
+  return batch.taught_ids.defined() ? Divergence(network, batch, view) : Loss(network, batch, view);
 }
 
 double MeanLoss(const Network& network, const std::vector<Batch>& batches, const View& view) {

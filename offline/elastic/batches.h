@@ -71,9 +71,11 @@ bool BatchesFrom(const std::vector<torch::Tensor>& tensors, std::vector<Batch>* 
 // Mean loss over the weighted positions of one batch; differentiable.
 torch::Tensor Loss(const Network& network, const Batch& batch, const View& view = {});
 // Mean divergence of the view's probabilities from the teacher's, KL(teacher || view), over the
-// weighted positions of a labelled batch; differentiable. Products of the output head are as those
-// of the layers: its rounding is far below what is learnt.
+// weighted positions of a labelled batch; differentiable once. Products of the output head are as
+// those of the layers: its rounding is far below what is learnt.
 torch::Tensor Divergence(const Network& network, const Batch& batch, const View& view = {});
+// What levels learn and are judged by: the divergence of a labelled batch, the loss of another.
+torch::Tensor Judge(const Network& network, const Batch& batch, const View& view);
 // Mean margin: the correct token's logit minus the log-sum-exp of all others (its log odds).
 // Differentiable; unlike the loss it never saturates.
 torch::Tensor Margin(const Network& network, const Batch& batch, const View& view = {});

@@ -66,6 +66,7 @@ class Job {
     // Pieces run in parallel on one thread each, so that sums do not depend on their number.
     train::ComputeOnOneThread();
     network.set_products(train::FastestProducts(network.device()));
+    if (options_.order == "importance") network.RoundWeights();
     WITHY_ASSIGN_OR_RETURN(source_, TextSource::Open({.model = options_.model,
                                                       .text = options_.text,
                                                       .taught = options_.taught,
@@ -85,6 +86,8 @@ class Job {
     if (progress_ != nullptr) progress_->EndLine();
     if (options_.say) options_.say(line);
   }
+
+  const char* Measure() const { return options_.taught ? "divergence" : "loss"; }
 
   // The inputs that saved results depend on. Files are identified by content, not by path.
   absl::StatusOr<RunInputs> CollectInputs() const {
@@ -271,7 +274,7 @@ class Job {
     WITHY_RETURN_IF_ERROR(Layers(*network));
     if (options_.anchors && !findings_.layers.empty())
       findings_.anchors = AnchorOrder(findings_.layers);
-    Say(absl::StrFormat("loss of the whole model %.4f", findings_.whole_loss));
+    Say(absl::StrFormat("%s of the whole model %.4f", Measure(), findings_.whole_loss));
     return absl::OkStatus();
   }
 
@@ -326,7 +329,7 @@ class Job {
         [&](int64_t i) {
           torch::NoGradGuard no_grad;
           const Batch& batch = calibration_[static_cast<size_t>(i % batches)];
-          return Loss(network, batch, view_of(i / batches)).item<double>();
+          return Judge(network, batch, view_of(i / batches)).item<double>();
         },
         WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state));
   }
@@ -395,11 +398,11 @@ class Job {
       levels_[i].spec = choice.spec;
       WITHY_RETURN_IF_ERROR(Recover(*network, i));
       WITHY_RETURN_IF_ERROR(MeasureLosses(*network, i));
-      Say(absl::StrFormat("level %d %%: %s, loss %.4f, with LoRA %.4f", options_.percents[i],
+      Say(absl::StrFormat("level %d %%: %s, %s %.4f, with LoRA %.4f", options_.percents[i],
                           choice.head_share == 0
                               ? "the cuts that lose least"
                               : absl::StrFormat("heads' share %.1f", choice.head_share),
-                          findings_.losses[i], findings_.lora_losses[i]));
+                          Measure(), findings_.losses[i], findings_.lora_losses[i]));
     }
     return absl::OkStatus();
   }
@@ -504,8 +507,8 @@ class Job {
                 spec.layers[cut.layer] = cut.extent;
               }
               const std::vector<Lora> lora = InheritLora(shape, learnt, spec);
-              return Loss(network, calibration_[static_cast<size_t>(i % batches)],
-                          {.extents = &spec.layers, .lora = &lora})
+              return Judge(network, calibration_[static_cast<size_t>(i % batches)],
+                           {.extents = &spec.layers, .lora = &lora})
                   .item<double>();
             },
             WorkersFor(network), batch_s, progress_->CheckpointerOf(stage_state)));

@@ -202,8 +202,17 @@ Tensor Network::Hidden(const Tensor& tokens, const View& view) const {
   return train::RmsNorm(x, output_norm_, eps);
 }
 
-Tensor Network::Logits(const Tensor& hidden, train::Products products) const {
-  return train::Linear(hidden, output_, products);
+void Network::RoundWeights() {
+  if (products_ != train::Products::kBf16) return;
+  rounded_ = output_.to(torch::kBFloat16);
+  for (Layer& layer : layers_) {
+    for (Tensor* weight :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      *weight = weight->to(torch::kBFloat16);
+    }
+  }
 }
+
+Tensor Network::Logits(const Tensor& hidden) const { return torch::linear(hidden, output_); }
 
 }  // namespace withy::elastic

@@ -65,15 +65,18 @@ class Network {
   torch::Device device() const { return device_; }
   // Product type of the layers; default f32.
   void set_products(train::Products products) { products_ = products; }
+  // With bf16 products: keeps the weights that they round anyway in bf16. Not for what needs their
+  // gradients or magnitudes.
+  void RoundWeights();
   std::vector<Layer>& layers() { return layers_; }
   const std::vector<Layer>& layers() const { return layers_; }
 
   // tokens [batch, length] int64 → hidden states after the last norm, [batch * length, d_model].
   torch::Tensor Hidden(const torch::Tensor& tokens, const View& view = {}) const;
-  train::Products products() const { return products_; }
-  // hidden [rows, d_model] → [rows, vocab_size].
-  torch::Tensor Logits(const torch::Tensor& hidden,
-                       train::Products products = train::Products::kF32) const;
+  // hidden [rows, d_model] → [rows, vocab_size], with f32 products.
+  torch::Tensor Logits(const torch::Tensor& hidden) const;
+  // The output head [vocab_size, d_model], as Divergence multiplies it.
+  const torch::Tensor& output() const { return rounded_.defined() ? rounded_ : output_; }
 
  private:
   Network(engine::ModelShape shape, torch::Device device)
@@ -88,6 +91,7 @@ class Network {
   torch::Device device_;
   train::Products products_ = train::Products::kF32;
   torch::Tensor embedding_, output_norm_, output_;
+  torch::Tensor rounded_;  // output_ in bf16, after RoundWeights
   std::vector<Layer> layers_;
   torch::Tensor cos_, sin_;  // [context_length, head_dim / 2]
 };

@@ -78,9 +78,7 @@ double Accumulate(const Network& network, const engine::LevelSpec& level, const 
     const double share = pieces[p].weight.sum().item<double>() / weight;
     if (share == 0) return;
     const View view{.extents = &level.layers, .lora = &replicas[p]};
-    const Tensor loss = (pieces[p].taught_ids.defined() ? Divergence(network, pieces[p], view)
-                                                        : Loss(network, pieces[p], view)) *
-                        share;
+    const Tensor loss = Judge(network, pieces[p], view) * share;
     loss.backward();
     losses[p] = loss.item<double>();
   });

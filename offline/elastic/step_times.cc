@@ -49,7 +49,8 @@ class Measurement {
   double Loss(const engine::LevelSpec& level) const {
     return SecondsOf([&] {
              train::Workers(threads_).Run(threads_, [&](int64_t) {
-               MeanLoss(network_, {text_[0]}, {.extents = &level.layers});
+               torch::NoGradGuard no_grad;
+               Judge(network_, text_[0], {.extents = &level.layers});
              });
            }) /
            threads_ * MeanSize(text_, text_[0]);

@@ -70,7 +70,7 @@ class Run {
     setup_.workers.Run(static_cast<int64_t>(more), [&](int64_t i) {
       torch::NoGradGuard none_here;  // the guard applies per thread
       const size_t at = done + static_cast<size_t>(i);
-      losses_[at] = Loss(setup_.network, setup_.calibration[at], view).item<double>();
+      losses_[at] = Judge(setup_.network, setup_.calibration[at], view).item<double>();
     });
     Advance(static_cast<double>(more) * setup_.loss_cost_s);
   }
