@@ -28,6 +28,9 @@ done
 if grep -E 'elasticize|\.gguf$' "$out/files"; then echo "the service's package has files that it should not have"; fail=1; fi
 dpkg-deb -c "$models" >"$out/model-files"
 expect files "$out/model-files" 'share/withy/models/withy-pocket-q8_0\.gguf$'
+for overlay in "$(dirname "$0")"/../models/*.overlay.gguf; do
+  [[ ! -f $overlay ]] || expect files "$out/model-files" "share/withy/models/$(basename "$overlay")$"
+done
 dpkg-deb -x "$service" "$out/root"
 expect units "$out/root/usr/lib/systemd/system/withy-orchestrator.service" '^ExecStart=/usr/bin/withy-orchestrator$'
 zcat "$out/root/usr/share/man/man1/withyctl.1.gz" >"$out/withyctl.1"

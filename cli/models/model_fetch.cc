@@ -3,7 +3,6 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <curl/curl.h>
-#include <openssl/evp.h>
 #include <unistd.h>
 
 #include <array>
@@ -12,9 +11,9 @@
 #include <filesystem>
 #include <memory>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "engine/weights/sha256.h"
 
 namespace withy::cli {
 namespace {
@@ -93,22 +92,6 @@ absl::Status DownloadRest(const NamedModel& model, const std::string& part,
                    " from another machine and name its path"));
 }
 
-absl::StatusOr<std::string> Sha256OfFile(const std::string& path) {
-  WITHY_ASSIGN_OR_RETURN(const File in, OpenFile(path, "rb"));
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> hash(EVP_MD_CTX_new(),
-                                                                     EVP_MD_CTX_free);
-  EVP_DigestInit_ex(hash.get(), EVP_sha256(), nullptr);
-  std::vector<char> piece(1 << 20);
-  while (const size_t got = std::fread(piece.data(), 1, piece.size(), in.get())) {
-    EVP_DigestUpdate(hash.get(), piece.data(), got);
-  }
-  std::string digest(EVP_MAX_MD_SIZE, '\0');
-  unsigned length = 0;
-  EVP_DigestFinal_ex(hash.get(), reinterpret_cast<unsigned char*>(digest.data()), &length);
-  digest.resize(length);
-  return absl::BytesToHexString(digest);
-}
-
 // Writes the archive's entry that is called `file`, in whatever directory, to `path`.
 absl::Status Extract(const std::string& archive_path, const std::string& file,
                      const std::string& path) {
@@ -181,7 +164,7 @@ absl::StatusOr<std::string> FetchModel(const NamedModel& model, const std::strin
   const std::string part = absl::StrCat(dir, "/.", model.name, ".part");
   WITHY_RETURN_IF_ERROR(DownloadRest(model, part, progress));
   progress(0.95, "checking");
-  WITHY_ASSIGN_OR_RETURN(const std::string digest, Sha256OfFile(part));
+  WITHY_ASSIGN_OR_RETURN(const std::string digest, engine::Sha256OfFile(part));
   if (digest != model.sha256) {
     fs::remove(part, error);
     return absl::DataLossError(absl::StrCat(

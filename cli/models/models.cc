@@ -1,5 +1,5 @@
-// withyctl models: lists served models, inspects files, packs files in advance, and writes random
-// weights for benchmarks.
+// withyctl models: lists served models, inspects files, packs files in advance, adds levels by an
+// overlay, and writes random weights for benchmarks.
 #include <algorithm>
 #include <iostream>
 #include <thread>
@@ -9,15 +9,20 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/config.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"
+#include "cli/models/elastic_file.h"
 #include "cli/models/inspect.h"
 #include "cli/models/model_fetch.h"
 #include "cli/output.h"
 #include "cli/profile/plots.h"
 #include "cli/terminal_text.h"
+#include "engine/gguf/matrix_types.h"
+#include "engine/gguf/reader.h"
 #include "engine/model/synth.h"
+#include "engine/weights/overlay.h"
 #include "engine/weights/packer.h"
 
 namespace withy::cli {
@@ -107,7 +112,50 @@ int RunGet(const Args& args) {
                       [&](double done, std::string_view what) { bar.Update(done, what); });
   }
   if (!path.ok()) return Fail(path.status());
+  if (!args.Has("plain")) {
+    absl::StatusOr<ElasticFile> elastic;
+    {
+      ProgressBar bar(Clock::Real());
+      elastic = EnsureElastic(*path, DefaultModelsDir(),
+                              [&](double done, std::string_view what) { bar.Update(done, what); });
+    }
+    if (!elastic.ok()) return Fail(elastic.status());
+    if (!elastic->overlay.empty()) {
+      std::cerr << (elastic->made ? "made elastic" : "elastic") << " by " << elastic->overlay
+                << ": levels " << absl::StrJoin(elastic->levels, ", ")
+                << " % (--plain: without them)\n";
+    }
+    *path = elastic->path;
+  }
   std::cout << *path << "\n";
+  return kExitOk;
+}
+
+int RunOverlay(const Args& args) {
+  if (args.positional().size() != 1 || !args.Has("overlay") || !args.Has("out")) {
+    return FailUsage("models overlay takes FILE --overlay OVERLAY --out ELASTIC");
+  }
+  const std::string& plain_path = args.positional()[0];
+  const std::string out = args.Get("out");
+  const auto type = engine::FindMatrixType(args.Get("type"));
+  if (!type.ok()) return FailUsage(ToStd(type.status().message()));
+  const absl::Status writable = CheckOutput(out, {plain_path, args.Get("overlay")});
+  if (!writable.ok()) return Fail(writable);
+  const auto plain = engine::GgufFile::Open(plain_path);
+  if (!plain.ok()) return Fail(plain.status());
+  const auto overlay = engine::GgufFile::Open(args.Get("overlay"));
+  if (!overlay.ok()) return Fail(overlay.status());
+  absl::Status status;
+  {
+    ProgressBar bar(Clock::Real());
+    engine::OverlayOptions options{.type = *type};
+    options.progress = [&](uint64_t written, uint64_t all) {
+      bar.Update(static_cast<double>(written) / static_cast<double>(all), out);
+    };
+    status = engine::ApplyOverlay(*plain, *overlay, options, out);
+  }
+  if (!status.ok()) return Fail(status);
+  std::cout << out << "\n";
   return kExitOk;
 }
 
@@ -165,8 +213,18 @@ std::vector<Command> ModelCommands() {
       {"models get",
        "NAME",
        "download a model that is known by name (smollm2) and print its file's path",
-       {{"dir", "DIR", "where the file goes (default: the present directory)"}},
+       {{"dir", "DIR", "where the file goes (default: the present directory)"},
+        {"plain", "", "do not add levels to it, even if an overlay for it ships with withy"}},
        RunGet},
+      {"models overlay",
+       "FILE",
+       "add the levels of an overlay to the plain GGUF that it was made for",
+       {{"overlay", "OVERLAY", "the overlay (NAME.overlay.gguf)"},
+        {"out", "ELASTIC", "GGUF file to write"},
+        {"type", "TYPE",
+         "type of all matrices whose units move: q8_0, q4_0, q4_1, f16, bf16, f32 (default: each "
+         "keeps its own; a quantised ffn_down becomes q8_0)"}},
+       RunOverlay},
       {"models synth",
        "",
        "write a random-weight model of a published shape, for benchmarks",

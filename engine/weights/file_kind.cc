@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
 #include "base/utf8.h"
+#include "engine/weights/overlay.h"
 
 namespace withy::engine {
 namespace {
@@ -62,6 +63,11 @@ absl::Status RefuseCompanion(const GgufFile& file) {
     return Refuse(file,
                   "it is a projector of images or sound (mmproj) that belongs beside a model, and "
                   "withy serves text only: name the model's own file");
+  }
+  if (IsOverlay(file)) {
+    return Refuse(file,
+                  "it is an overlay, which adds levels to a model, not a model: withyctl models "
+                  "overlay FILE.gguf --overlay this file --out ELASTIC.gguf applies it");
   }
   if (type == "vocab" || (file.tensors().empty() && file.Has("tokenizer.ggml.tokens"))) {
     return Refuse(file,

@@ -14,7 +14,8 @@ struct FileKind {
   bool is_model = true;     // has the metadata of a model: shape and vocabulary
   bool has_weights = true;  // its tensors are those of a model
   // What it is instead, each with what to do. INVALID_ARGUMENT: a part of a split model, an
-  // adapter, a control vector, an importance matrix, a projector, a vocabulary without weights.
+  // adapter, a control vector, an importance matrix, a projector, an overlay, a vocabulary without
+  // weights.
   // UNIMPLEMENTED: an embedding model or a reranker.
   std::vector<absl::Status> problems;
 };

@@ -287,7 +287,9 @@ TEST_P(ElasticTest, TheEngineRunsTheExportedLevelsAsTheNetworkDoes) {
   Findings findings;
   findings.anchors = anchors;
   findings.losses = {4.0, 3.0, 2.0};
-  ASSERT_TRUE(ExportElastic(*file_, *network_, levels, 8, findings, GgmlType::kF32, path).ok());
+  ASSERT_EQ(ExportElastic(*file_, *network_, levels, 8, findings, GgmlType::kF32, path + ".overlay",
+                          path),
+            absl::OkStatus());
   EXPECT_GT(Cosine(Engines(path, -1), whole), 0.9998);
   for (size_t i = 0; i < levels.size(); ++i) {
     const View view{.extents = &levels[i].spec.layers, .lora = &levels[i].lora};
@@ -302,7 +304,11 @@ TEST_P(ElasticTest, TheFileSaysWhatItsLevelsWereChosenBy) {
   findings.layers = {0.1, 0.05, 0.4};
   findings.units = units;
   const std::string path = folder_ / "findings.gguf";
-  ASSERT_TRUE(ExportElastic(*file_, *network_, {}, 0, findings, GgmlType::kF32, path).ok());
+  const std::vector<ElasticLevel> levels = {
+      {engine::PlanLevel(network_->shape(), 60, {}, 1.0, nullptr), {}}};
+  ASSERT_EQ(ExportElastic(*file_, *network_, levels, 0, findings, GgmlType::kF32, path + ".overlay",
+                          path),
+            absl::OkStatus());
   const auto file = engine::GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->GetFloatArray("withy.importance.layers").value(),

@@ -4,15 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <span>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/status.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/writer.h"
+#include "engine/weights/overlay.h"
+#include "engine/weights/sha256.h"
 
 namespace withy::elastic {
 namespace {
@@ -24,14 +23,13 @@ class Exporter {
   Exporter(const engine::GgufFile& source, const Network& network, MatrixType type)
       : source_(source), network_(network), type_(type) {}
 
+  // The overlay; `network` says where its units were.
   absl::Status Write(const std::vector<ElasticLevel>& levels, int32_t lora_rank,
                      const Findings& findings, const std::string& path) {
-    writer_.CopyMetadata(source_, [](std::string_view key) {
-      return key.starts_with("withy.") || key == "general.file_type";
-    });
+    writer_.SetString(engine::kOverlaySource, engine::Sha256Of(source_.bytes()));
+    SetOrder();
     SetLevels(levels, lora_rank);
     SetFindings(findings);
-    WITHY_RETURN_IF_ERROR(AddWeights());
     for (const ElasticLevel& level : levels) WITHY_RETURN_IF_ERROR(AddLora(level, lora_rank));
     return writer_.Write(path);
   }
@@ -54,6 +52,21 @@ class Exporter {
     writer_.SetArray<uint32_t>("withy.level.heads", heads);
     writer_.SetArray<uint32_t>("withy.level.neurons", neurons);
     if (lora) writer_.Set<uint32_t>("withy.lora.rank", static_cast<uint32_t>(lora_rank));
+  }
+
+  void SetOrder() {
+    std::vector<uint32_t> heads;
+    std::vector<uint32_t> neurons;
+    const auto append = [](const Tensor& were, std::vector<uint32_t>* to) {
+      const Tensor row = were.to(torch::kCPU).contiguous();
+      to->insert(to->end(), row.data_ptr<int64_t>(), row.data_ptr<int64_t>() + row.numel());
+    };
+    for (const Layer& layer : network_.layers()) {
+      append(layer.heads_were, &heads);
+      append(layer.neurons_were, &neurons);
+    }
+    writer_.SetArray<uint32_t>(engine::kOverlayHeads, heads);
+    writer_.SetArray<uint32_t>(engine::kOverlayNeurons, neurons);
   }
 
   void SetFloats(const char* key, const std::vector<double>& values) {
@@ -86,84 +99,6 @@ class Exporter {
     }
     SetFloats("withy.importance.heads", heads);
     SetFloats("withy.importance.neurons", neurons);
-  }
-
-  // Tensors that elasticizing may change, by name; all others are copied from the source.
-  std::map<std::string, Tensor> Changed() const {
-    std::map<std::string, Tensor> all;
-    for (size_t i = 0; i < network_.layers().size(); ++i) {
-      const Layer& layer = network_.layers()[i];
-      const std::string blk = absl::StrCat("blk.", i, ".");
-      for (const auto& [name, value] :
-           {std::pair<const char*, const Tensor*>{"attn_q.weight", &layer.q},
-            {"attn_k.weight", &layer.k},
-            {"attn_v.weight", &layer.v},
-            {"attn_q.bias", &layer.q_bias},
-            {"attn_k.bias", &layer.k_bias},
-            {"attn_v.bias", &layer.v_bias},
-            {"attn_norm.weight", &layer.attention_norm},
-            {"ffn_norm.weight", &layer.ffn_norm},
-            {"attn_output.weight", &layer.o},
-            {"ffn_gate.weight", &layer.gate},
-            {"ffn_up.weight", &layer.up},
-            {"ffn_down.weight", &layer.down}}) {
-        if (value->defined()) all[blk + name] = *value;
-      }
-    }
-    return all;
-  }
-
-  absl::Status AddWeights() {
-    const std::map<std::string, Tensor> changed = Changed();
-    for (const engine::TensorInfo& info : source_.tensors()) {
-      if (info.name.starts_with("withy.")) continue;
-      const auto it = changed.find(info.name);
-      const engine::GgmlType type = TypeOf(info, type_, it != changed.end());
-      if (it == changed.end() && type == info.type) {
-        writer_.AddTensor(info.name, info.type, info.dims, source_.Data(info));
-        continue;
-      }
-      Tensor values;
-      if (it != changed.end()) {
-        values = it->second;
-      } else {
-        values = torch::empty({info.elements()}, torch::kFloat32);
-        WITHY_RETURN_IF_ERROR(engine::Dequantize(info.type, source_.Data(info), Floats(values)));
-      }
-      WITHY_RETURN_IF_ERROR(Add(info.name, type, info.dims, values));
-      if (it != changed.end() && type == info.type && IsMatrix(info)) {
-        WITHY_RETURN_IF_ERROR(CopyBlocks(info, values, contents_.back()));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // Copies the source's bytes wherever a block of `values` equals a source block, because rows and
-  // heads move as a whole. Requantising would change blocks of quantisers that weight their errors.
-  absl::Status CopyBlocks(const engine::TensorInfo& info, const Tensor& values,
-                          std::span<uint8_t> encoded) const {
-    const engine::GgmlTypeTraits& traits = *engine::FindTypeTraits(info.type);
-    if (traits.block_elements == 1) return absl::OkStatus();
-    std::vector<float> floats(static_cast<size_t>(info.elements()));
-    WITHY_RETURN_IF_ERROR(engine::Dequantize(info.type, source_.Data(info), floats));
-    const Tensor now = values.detach().to(torch::kCPU).to(torch::kFloat32).contiguous().view({-1});
-    const size_t block_bytes = traits.block_elements * sizeof(float);
-    const auto block_of = [&](const float* data, size_t block) {
-      return std::string_view(reinterpret_cast<const char*>(data + block * traits.block_elements),
-                              block_bytes);
-    };
-    const size_t blocks = floats.size() / traits.block_elements;
-    std::unordered_map<std::string_view, size_t> places;
-    for (size_t b = 0; b < blocks; ++b) places.emplace(block_of(floats.data(), b), b);
-    for (size_t b = 0; b < blocks; ++b) {
-      const auto found = places.find(block_of(now.data_ptr<float>(), b));
-      if (found == places.end()) continue;
-      const auto from =
-          source_.Data(info).subspan(found->second * traits.block_bytes, traits.block_bytes);
-      std::copy(from.begin(), from.end(),
-                encoded.begin() + static_cast<ptrdiff_t>(b) * traits.block_bytes);
-    }
-    return absl::OkStatus();
   }
 
   static std::span<float> Floats(const Tensor& values) {
@@ -237,8 +172,12 @@ class Exporter {
 
 absl::Status ExportElastic(const engine::GgufFile& source, const Network& network,
                            const std::vector<ElasticLevel>& levels, int32_t lora_rank,
-                           const Findings& findings, MatrixType type, const std::string& path) {
-  return Exporter(source, network, type).Write(levels, lora_rank, findings, path);
+                           const Findings& findings, MatrixType type, const std::string& overlay,
+                           const std::string& path) {
+  WITHY_RETURN_IF_ERROR(
+      Exporter(source, network, type).Write(levels, lora_rank, findings, overlay));
+  WITHY_ASSIGN_OR_RETURN(const engine::GgufFile made, engine::GgufFile::Open(overlay));
+  return engine::ApplyOverlay(source, made, {.type = type, .every_matrix = true}, path);
 }
 
 }  // namespace withy::elastic

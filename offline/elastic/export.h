@@ -1,6 +1,6 @@
 // Writes an elasticized model as a GGUF that a plain runtime loads with unchanged logits: reordered
-// weights under their own names, levels and LoRA in withy.* (docs/formats-elastic.md). Quantises
-// after reordering. Neighbour: job.cc.
+// weights under their own names, levels and LoRA in withy.* (docs/formats-elastic.md). Neighbour:
+// job.cc.
 #pragma once
 
 #include <string>
@@ -26,12 +26,12 @@ struct Findings {
   std::vector<double> lora_losses;  // [levels], with it
 };
 
-// `source` provides the metadata and all unchanged tensors. `type` is the type of the matrices
-// (matrix_types.h); vectors keep theirs. If a matrix keeps its type, blocks of 32 weights that only
-// moved are copied, not requantised. Errors: INVALID_ARGUMENT (an unsupported type); those of
-// GgufWriter::Write.
+// Writes what elasticizing found as an overlay of `source` (engine/weights/overlay.h), and the
+// elastic model that it makes of it. `type` is the type of the matrices (matrix_types.h). Errors:
+// INVALID_ARGUMENT (an unsupported type); as engine::ApplyOverlay.
 absl::Status ExportElastic(const engine::GgufFile& source, const Network& network,
                            const std::vector<ElasticLevel>& levels, int32_t lora_rank,
-                           const Findings& findings, MatrixType type, const std::string& path);
+                           const Findings& findings, MatrixType type, const std::string& overlay,
+                           const std::string& path);
 
 }  // namespace withy::elastic

@@ -605,7 +605,7 @@ class Job {
   absl::Status Write(const engine::GgufFile& file, const Network& network) {
     progress_->Begin(StageKind::kWrite, 100, times_.write_s, times_.write_s);
     WITHY_RETURN_IF_ERROR(ExportElastic(file, network, levels_, static_cast<int32_t>(options_.rank),
-                                        findings_, options_.type, options_.out));
+                                        findings_, options_.type, options_.overlay, options_.out));
     progress_->End();
     Say(absl::StrFormat(
         "%s: %d levels in %s", options_.out, std::ssize(levels_),

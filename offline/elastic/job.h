@@ -19,9 +19,10 @@ struct JobOptions {
   std::string model;         // plain GGUF
   std::string out;           // elastic GGUF to write
   std::string text = "own";  // what the model writes, "corpus" (the project's), or a file
-  bool taught = true;  // levels learn the whole model's probabilities, not the next token alone
-  double hours = 0;    // text_batches and recovery_steps are fitted to it; 0: they are as given
-  std::string work;    // directory for saved progress
+  bool taught = true;   // levels learn the whole model's probabilities, not the next token alone
+  double hours = 0;     // text_batches and recovery_steps are fitted to it; 0: they are as given
+  std::string overlay;  // to write: what makes the model elastic
+  std::string work;     // directory for saved progress
   MatrixType type;
   std::vector<int32_t> percents = {30, 50, 70, 90};
   int64_t calibration_batches = 16;

@@ -38,6 +38,9 @@ ABSL_FLAG(absl::optional<double>, hours, absl::nullopt,
           "time that the run may take: as many --recovery_batches of text as an eighth of it "
           "writes, and as many --recovery_steps as the rest allows; 0: as those say; default: 3, "
           "quick: 0.5, or 0 if --recovery_steps is given");
+ABSL_FLAG(std::string, overlay, "",
+          "overlay to write, a small file that makes the same plain GGUF elastic elsewhere "
+          "(withyctl models overlay); default: in --work");
 ABSL_FLAG(std::string, work, "", "directory for saved progress; default: OUT.work");
 ABSL_FLAG(bool, estimate, false, "only estimate the run time");
 ABSL_FLAG(bool, quick, false,
@@ -151,6 +154,8 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   options.text = absl::GetFlag(FLAGS_text);
   options.work = absl::GetFlag(FLAGS_work);
   if (options.work.empty()) options.work = options.out + ".work";
+  options.overlay = absl::GetFlag(FLAGS_overlay);
+  if (options.overlay.empty()) options.overlay = options.work + "/overlay.gguf";
   WITHY_ASSIGN_OR_RETURN(options.type, FindMatrixType(absl::GetFlag(FLAGS_type)));
   WITHY_ASSIGN_OR_RETURN(options.taught, IsTaught(absl::GetFlag(FLAGS_learn)));
   WITHY_ASSIGN_OR_RETURN(options.cuts, FindCuts(absl::GetFlag(FLAGS_cuts)));
