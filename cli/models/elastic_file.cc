@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "engine/gguf/output_file.h"
 #include "engine/gguf/reader.h"
 #include "engine/weights/overlay.h"
 #include "engine/weights/sha256.h"
@@ -54,6 +56,15 @@ absl::StatusOr<std::string> SumLine(const std::string& elastic) {
 
 std::string SumPath(const std::string& elastic) { return elastic + ".sha256"; }
 
+// Each caller writes a temporary file of its own.
+absl::Status WriteSum(const std::string& elastic) {
+  WITHY_ASSIGN_OR_RETURN(const std::string line, SumLine(elastic));
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::OutputFile> file,
+                         engine::OutputFile::Create(SumPath(elastic)));
+  WITHY_RETURN_IF_ERROR(file->Append({reinterpret_cast<const uint8_t*>(line.data()), line.size()}));
+  return file->Commit();
+}
+
 // Whether the elastic file is as it was written, and was made of these two files by this version.
 bool IsUpToDate(const std::string& elastic, const std::string& plain_sha256,
                 const std::string& overlay_sha256) {
@@ -84,8 +95,7 @@ absl::StatusOr<ElasticFile> FindOrMake(const std::string& plain, const std::stri
     };
     WITHY_RETURN_IF_ERROR(engine::ApplyOverlay(
         source, overlay, {.source_sha256 = sha256, .progress = applied}, elastic.path));
-    WITHY_ASSIGN_OR_RETURN(const std::string line, SumLine(elastic.path));
-    WITHY_RETURN_IF_ERROR(WriteAtomically(SumPath(elastic.path), line));
+    WITHY_RETURN_IF_ERROR(WriteSum(elastic.path));
     elastic.made = true;
   }
   WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> levels,

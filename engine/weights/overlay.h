@@ -31,8 +31,8 @@ inline constexpr uint32_t kOverlayRevision = 1;
 
 struct OverlayOptions {
   // Type of all matrices whose rows or columns move. nullopt: each keeps its type and its blocks
-  // are copied bit for bit, except a quantised ffn_down, whose columns move one by one: it becomes
-  // Q8_0.
+  // are copied bit for bit; where columns leave their blocks (ffn_down, heads in K-quants), the
+  // matrix becomes Q8_0.
   MatrixType type = {};
   // Matrices whose units stay where they are get that type, too, and without one floats become
   // Q8_0: for a model that is elasticized.

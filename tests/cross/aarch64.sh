@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 
 sysroot=$PWD/build/aarch64-sysroot
 build=build/aarch64
-packages=libc6-dev,libstdc++-12-dev,libabsl-dev,libicu-dev,libgtest-dev,libgmock-dev,liburing-dev,nlohmann-json3-dev
+packages=libc6-dev,libstdc++-12-dev,libabsl-dev,libicu-dev,libgtest-dev,libgmock-dev,liburing-dev,nlohmann-json3-dev,libssl-dev
 if [[ ! -e $sysroot/.complete ]] || [[ "$(cat "$sysroot/.complete")" != "$packages" ]]; then
   echo "withy: fetching arm64 libraries into build/aarch64-sysroot (about 400 MB, under a minute)" >&2
   rm -rf "$sysroot"
