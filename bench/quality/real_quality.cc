@@ -4,6 +4,7 @@
 // score` scores one setting.
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@
 #include "engine/session/text_scorer.h"
 
 ABSL_FLAG(std::string, model, "", "GGUF file with levels");
+ABSL_FLAG(std::string, reference, "",
+          "plain GGUF that all levels, the full one too, are compared with; default: the full "
+          "level");
 ABSL_FLAG(std::string, text, "", "plain text that is predicted; default: the project's documents");
 ABSL_FLAG(std::string, source, ".", "the project's directory: its documents are the default text");
 ABSL_FLAG(int, tokens, 4096, "tokens of the text that are computed, from its begin");
@@ -66,8 +70,13 @@ absl::Status ScoreLevels() {
                      "overlay (withyctl models overlay)"));
   }
   WITHY_ASSIGN_OR_RETURN(engine::ScoredText text, EncodeText(*bundle.tokenizer));
-  std::vector<engine::ScoreContestant> contestants = {{.model = bundle.model.get()}};
-  for (size_t level = levels.size() - 1; level-- > 0;) {
+  std::unique_ptr<engine::Model> reference;
+  std::vector<engine::ScoreContestant> contestants;
+  if (const std::string plain = absl::GetFlag(FLAGS_reference); !plain.empty()) {
+    WITHY_ASSIGN_OR_RETURN(reference, engine::Model::Open(plain, options));
+    contestants.push_back({.model = reference.get()});
+  }
+  for (size_t level = levels.size(); level-- > 0;) {
     contestants.push_back({.model = bundle.model.get(), .level = static_cast<int32_t>(level)});
   }
   nlohmann::ordered_json line = {{"model", bundle.model->info().name}};
@@ -81,9 +90,14 @@ absl::Status ScoreLevels() {
   line["tokens"] = scores.front().losses.size();
   std::fprintf(stderr, "\r%-8s %10s %12s %12s   %zu tokens scored\n", "level", "perplexity",
                "same top-1", "KL, nats", scores.front().losses.size());
+  const size_t first = scores.size() - levels.size();
   for (size_t i = 0; i < scores.size(); ++i) {
     const engine::TextScore& score = scores[i];
-    const int32_t percent = levels[levels.size() - 1 - i].percent;
+    if (i < first) {
+      line["reference_ppl"] = score.perplexity;
+      continue;
+    }
+    const int32_t percent = levels[levels.size() - 1 - (i - first)].percent;
     const std::string key = absl::StrCat("level_", percent, "_");
     line[key + "ppl"] = score.perplexity;
     if (i > 0) {
@@ -103,6 +117,6 @@ absl::Status ScoreLevels() {
 int main(int argc, char** argv) {
   return withy::RunProgram(
       "What each level of a model costs on plain text.\n"
-      "usage: withy-bench-real-quality --model ELASTIC.gguf [--text FILE]",
+      "usage: withy-bench-real-quality --model ELASTIC.gguf [--reference PLAIN.gguf] [--text FILE]",
       argc, argv, withy::bench::ScoreLevels, [] { return !absl::GetFlag(FLAGS_model).empty(); });
 }

@@ -1,8 +1,8 @@
 """Writes the translation units that clang-tidy reads: units.py BUILD_DIR OUT_DIR. Prints their paths, the longest first.
 
 A unit has up to 36 sources of one target, with the flags that the build compiles them with but for precompiled headers, so that the
-headers that they share are analysed once. Left out are tests, which the compilers' warnings cover, and what includes LibTorch, whose
-headers take clang-tidy a minute each.
+headers that they share are analysed once. Left out are tests and benchmarks, which the compilers' warnings cover, and what includes
+LibTorch, whose headers take clang-tidy a minute each.
 """
 import json
 import os
@@ -17,7 +17,7 @@ build, out = map(os.path.abspath, sys.argv[1:3])
 
 def is_product(path):
     relative = os.path.relpath(path, root)
-    return not relative.startswith(("..", "build", "cmake/", "tests/")) and not relative.endswith("_test.cc")
+    return not relative.startswith(("..", "build", "bench/", "cmake/", "tests/")) and not relative.endswith("_test.cc")
 
 
 def flags(command):
