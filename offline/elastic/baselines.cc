@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
+#include <map>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "engine/gguf/matrix_types.h"
+#include "engine/gguf/quants.h"
+#include "engine/gguf/writer.h"
 #include "offline/elastic/importance.h"
 
 namespace withy::elastic {
@@ -41,6 +49,31 @@ void Merge(std::vector<Layer>& layers, std::span<const int32_t> run) {
     for (size_t i = 0; i < into.size(); ++i) *into[i] = *into[i] + *from[i] - *start[i];
   }
   for (const int32_t next : run.subspan(1)) LeaveOut(layers[static_cast<size_t>(next)]);
+}
+
+// The layers' tensors by name.
+std::map<std::string, Tensor> LayerTensors(const Network& network) {
+  std::map<std::string, Tensor> all;
+  for (size_t i = 0; i < network.layers().size(); ++i) {
+    const Layer& layer = network.layers()[i];
+    const std::string blk = absl::StrCat("blk.", i, ".");
+    for (const auto& [name, value] :
+         {std::pair<const char*, const Tensor*>{"attn_q.weight", &layer.q},
+          {"attn_k.weight", &layer.k},
+          {"attn_v.weight", &layer.v},
+          {"attn_q.bias", &layer.q_bias},
+          {"attn_k.bias", &layer.k_bias},
+          {"attn_v.bias", &layer.v_bias},
+          {"attn_norm.weight", &layer.attention_norm},
+          {"ffn_norm.weight", &layer.ffn_norm},
+          {"attn_output.weight", &layer.o},
+          {"ffn_gate.weight", &layer.gate},
+          {"ffn_up.weight", &layer.up},
+          {"ffn_down.weight", &layer.down}}) {
+      if (value->defined()) all[blk + name] = *value;
+    }
+  }
+  return all;
 }
 
 }  // namespace
@@ -106,6 +139,30 @@ void MergeLayers(Network& network, int32_t kept, const std::vector<Batch>& batch
     const auto gone = there.begin() + static_cast<int64_t>(best_first) + 1;
     there.erase(gone, gone + best_length - 1);
   }
+}
+
+absl::Status WriteChanged(const engine::GgufFile& source, const Network& network,
+                          engine::GgmlType type, const std::string& path) {
+  const std::map<std::string, Tensor> changed = LayerTensors(network);
+  engine::GgufWriter writer;
+  writer.CopyMetadata(source, [](std::string_view key) { return key == "general.file_type"; });
+  std::deque<std::vector<uint8_t>> contents;  // borrowed by the writer
+  for (const engine::TensorInfo& info : source.tensors()) {
+    std::vector<float> values(static_cast<size_t>(info.elements()));
+    if (const auto it = changed.find(info.name); it != changed.end()) {
+      const Tensor data = it->second.to(torch::kCPU, torch::kFloat32).contiguous();
+      std::copy_n(data.data_ptr<float>(), values.size(), values.begin());
+    } else {
+      WITHY_RETURN_IF_ERROR(engine::Dequantize(info.type, source.Data(info), values));
+    }
+    const engine::GgmlType written = engine::IsMatrix(info) ? type : info.type;
+    WITHY_ASSIGN_OR_RETURN(const uint64_t bytes, engine::RowBytes(written, info.elements()));
+    std::vector<uint8_t>& encoded = contents.emplace_back(bytes);
+    const absl::Status status = engine::Quantize(written, values, encoded);
+    if (!status.ok()) return Annotate(status, info.name);
+    writer.AddTensor(info.name, written, info.dims, encoded);
+  }
+  return writer.Write(path);
 }
 
 }  // namespace withy::elastic

@@ -19,9 +19,8 @@
 #include "base/status.h"
 #include "engine/gguf/reader.h"
 #include "offline/elastic/baselines.h"
-#include "offline/elastic/export.h"
 #include "offline/elastic/importance.h"
-#include "offline/elastic/inputs.h"
+#include "offline/elastic/text/inputs.h"
 #include "offline/train/runtime.h"
 
 ABSL_FLAG(std::string, model, "", "plain GGUF; F32, F16 or BF16");
@@ -90,7 +89,7 @@ class Writer {
     if (!change(network_)) return absl::OkStatus();
     const std::string path = PathOf(method, percent);
     std::printf("%s\n", path.c_str());
-    return ExportElastic(file_, network_, {}, 0, {}, type, path);
+    return WriteChanged(file_, network_, type, path);
   }
 
  private:

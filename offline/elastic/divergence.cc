@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "offline/elastic/batches.h"
+#include "offline/elastic/text/batches.h"
 
 namespace withy::elastic {
 namespace {

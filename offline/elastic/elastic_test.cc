@@ -12,14 +12,14 @@
 
 #include "engine/model/testing.h"
 #include "offline/elastic/baselines.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/export.h"
 #include "offline/elastic/importance.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/plan.h"
 #include "offline/elastic/recovery.h"
 #include "offline/elastic/reorder.h"
-#include "offline/elastic/teacher.h"
+#include "offline/elastic/text/batches.h"
+#include "offline/elastic/text/teacher.h"
 #include "offline/elastic/work.h"
 #include "offline/train/workers.h"
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/plan.h"
+#include "offline/elastic/text/batches.h"
 #include "offline/train/workers.h"
 
 namespace withy::elastic {

@@ -19,10 +19,8 @@
 #include "base/time_left.h"
 #include "engine/gguf/reader.h"
 #include "engine/weights/levels.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/export.h"
 #include "offline/elastic/importance.h"
-#include "offline/elastic/inputs.h"
 #include "offline/elastic/job_progress.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/plan.h"
@@ -30,7 +28,9 @@
 #include "offline/elastic/reorder.h"
 #include "offline/elastic/schedule.h"
 #include "offline/elastic/step_times.h"
-#include "offline/elastic/text_source.h"
+#include "offline/elastic/text/batches.h"
+#include "offline/elastic/text/inputs.h"
+#include "offline/elastic/text/text_source.h"
 #include "offline/elastic/trial.h"
 #include "offline/elastic/values.h"
 #include "offline/elastic/work.h"
@@ -135,7 +135,7 @@ class Job {
 
   // The model's own batches have numbers: those of the recovery's text follow these.
   absl::Status ReadCalibration(const engine::GgufFile& file) {
-    const std::string name = RunDirectory::CalibrationName();
+    const std::string name = kCalibrationText;
     if (work_ != nullptr && work_->LoadText(name, &calibration_, &times_.text_s)) {
       return absl::OkStatus();
     }
@@ -163,7 +163,7 @@ class Job {
 
   // Another text than the one to measure with, unless a text file provides only one.
   absl::Status ReadRecoveryText(const engine::GgufFile& file) {
-    const std::string name = RunDirectory::RecoveryTextName();
+    const std::string name = kRecoveryText;
     const BatchOptions text =
         TextOptions("recovery_batches", schedule_.text_batches, options_.seed + 1000);
     if (!source_->slow()) {
@@ -242,7 +242,7 @@ class Job {
     if (work_ == nullptr) return false;
     switch (stage.kind) {
       case StageKind::kText:
-        return work_->Has(RunDirectory::RecoveryTextName());
+        return work_->Has(kRecoveryText);
       case StageKind::kUnits:
         return work_->Has(RunDirectory::UnitsName(stage.percent));
       case StageKind::kLayers:

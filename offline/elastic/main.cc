@@ -16,8 +16,8 @@
 #include "base/program_flags.h"
 #include "base/status.h"
 #include "engine/weights/levels.h"
-#include "offline/elastic/inputs.h"
 #include "offline/elastic/job.h"
+#include "offline/elastic/text/inputs.h"
 #include "offline/train/runtime.h"
 
 ABSL_FLAG(std::string, model, "",

@@ -14,12 +14,12 @@
 #include "engine/gguf/quants.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/export.h"
 #include "offline/elastic/importance.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/recovery.h"
 #include "offline/elastic/reorder.h"
+#include "offline/elastic/text/batches.h"
 
 namespace withy::elastic {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "engine/weights/levels.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/network.h"
+#include "offline/elastic/text/batches.h"
 #include "offline/train/workers.h"
 
 namespace withy::elastic {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/schedule.h"
+#include "offline/elastic/text/batches.h"
 
 namespace withy::elastic {
 

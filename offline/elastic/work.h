@@ -15,12 +15,16 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/weights/levels.h"
-#include "offline/elastic/batches.h"
 #include "offline/elastic/importance.h"
 #include "offline/elastic/network.h"
 #include "offline/elastic/plan.h"
+#include "offline/elastic/text/batches.h"
 
 namespace withy::elastic {
+
+// Names of texts.
+inline constexpr char kCalibrationText[] = "text-calibration";
+inline constexpr char kRecoveryText[] = "text-recovery";
 
 // Inputs that results depend on: names with values, in a fixed order.
 using RunInputs = std::vector<std::pair<std::string, std::string>>;
@@ -68,8 +72,6 @@ class RunDirectory {
   absl::Status SaveLosses(int32_t percent, double cut, double recovered) const;
 
   // Names of results and states; each begins with its stage's name.
-  static std::string CalibrationName() { return "text-calibration"; }
-  static std::string RecoveryTextName() { return "text-recovery"; }
   static std::string UnitsName(int32_t percent);
   static std::string LayersName() { return "layers"; }
   static std::string CutsName(int32_t percent);

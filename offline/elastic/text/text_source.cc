@@ -1,10 +1,10 @@
-#include "offline/elastic/text_source.h"
+#include "offline/elastic/text/text_source.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/status.h"
-#include "offline/elastic/inputs.h"
+#include "offline/elastic/text/inputs.h"
 
 namespace withy::elastic {
 absl::StatusOr<std::unique_ptr<TextSource>> TextSource::Open(TextSourceOptions options) {

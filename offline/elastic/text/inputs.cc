@@ -1,4 +1,4 @@
-#include "offline/elastic/inputs.h"
+#include "offline/elastic/text/inputs.h"
 
 #include <cstdio>
 #include <string_view>

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
-#include "offline/elastic/batches.h"
+#include "offline/elastic/text/batches.h"
 
 namespace withy::elastic {
 

@@ -1,4 +1,4 @@
-#include "offline/elastic/batches.h"
+#include "offline/elastic/text/batches.h"
 
 #include <algorithm>
 #include <fstream>

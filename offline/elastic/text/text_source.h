@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
-#include "offline/elastic/batches.h"
-#include "offline/elastic/teacher.h"
+#include "offline/elastic/text/batches.h"
+#include "offline/elastic/text/teacher.h"
 #include "offline/elastic/work.h"
 
 namespace withy::elastic {

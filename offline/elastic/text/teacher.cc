@@ -1,4 +1,4 @@
-#include "offline/elastic/teacher.h"
+#include "offline/elastic/text/teacher.h"
 
 #include <algorithm>
 #include <array>

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model/bundle.h"
-#include "offline/elastic/batches.h"
+#include "offline/elastic/text/batches.h"
 #include "offline/train/workers.h"
 
 namespace withy::elastic {
