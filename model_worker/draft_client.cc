@@ -167,8 +167,8 @@ bool DraftClient::Take(const v1::CallDraft& response, const serving::DraftTask& 
   }
   calls_[task.call_id] = {.tokens = static_cast<uint32_t>(task.session.tokens().size())};
   const auto window_drafted = static_cast<int32_t>(response.window_drafted_tokens());
-  task.session.speculation().window_drafted += window_drafted;
-  task.session.speculation().window_kept += static_cast<int32_t>(response.window_kept_tokens());
+  task.session.draft().stats().window_drafted += window_drafted;
+  task.session.draft().stats().window_kept += static_cast<int32_t>(response.window_kept_tokens());
   result->window_drafted += window_drafted;
   policy::DraftedCall& step = task.drafts.step;
   policy::DraftTree tree;

@@ -75,7 +75,7 @@ serving::DraftResult LocalDrafter::Grow(std::span<const serving::DraftTask> task
     result.caught_up_ms += one.caught_up.ms;
     caught_up_ms_ += one.caught_up.ms;
     result.window_drafted += one.window_drafted;
-    serving::SpeculationStats& stats = tasks[i].session.speculation();
+    serving::SpeculationStats& stats = tasks[i].session.draft().stats();
     stats.window_drafted += one.window_drafted;
     stats.window_kept += one.window_kept;
     policy::DraftedCall& step = tasks[i].drafts.step;

@@ -13,6 +13,35 @@
 namespace withy::policy {
 namespace {
 
+// Mean relative error of predictions over calls on a board whose times are 15 % above calibrated
+// ones, and beside a neighbour, who comes and goes, twice as long.
+double ErrorBesideANeighbour(bool told, bool learns) {
+  constexpr int kCalls = 120;
+  constexpr int kStays = 30;  // calls
+  LiveCorrection live = kNeutral;
+  double error = 0;
+  for (int i = 0; i < kCalls; ++i) {
+    const double slowdown = i / kStays % 2 == 1 ? 2 : 1;
+    if (told) live.slowdown = slowdown;
+    Observation seen;
+    seen.prefilled_tokens = 100;
+    seen.prefill_ms = 1.15 * slowdown * 100;
+    seen.decoded_tokens = 10;
+    seen.decode_ms = 1.15 * slowdown * 200;
+    const Prediction predicted = Predict(kCost, live, CallShape{100, 11, {}}, Load{});
+    error += std::abs(predicted.ttft_ms / seen.prefill_ms - 1);
+    error += std::abs(predicted.tpot_ms * 10 / seen.decode_ms - 1);
+    if (learns) live = Learn(kCost, live, seen);
+  }
+  return error / (2 * kCalls);
+}
+
+TEST(LatencyLearningTest, TheToldSlowdownAndFinishedCallsTeachDifferentThings) {
+  EXPECT_LT(ErrorBesideANeighbour(/*told=*/true, /*learns=*/true), 0.02);
+  EXPECT_GT(ErrorBesideANeighbour(/*told=*/true, /*learns=*/false), 0.1);
+  EXPECT_GT(ErrorBesideANeighbour(/*told=*/false, /*learns=*/true), 0.07);
+}
+
 // A ratio's base is the idle board, however slow calls are beside others.
 TEST(LatencyLearningTest, OnlyTheFullModelAloneMovesTheIdleBoard) {
   Observation slow;

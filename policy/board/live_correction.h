@@ -59,7 +59,10 @@ struct LiveCorrection : MeasuredSpeed {
   std::vector<LevelBias> biases = {};  // of levels that have answered
   uint64_t idle_calls = 0;             // that `idle` was learnt from
   // The board's, as its worker told it last (board_speed.h). Calibrated times are multiplied by it,
-  // and the rest of this corrects the products.
+  // and the rest of this corrects the products. Calls alone would follow a neighbour or heat only
+  // after a dozen of them, while the worker tells within a few passes. The worker alone knows
+  // neither what a call takes between its passes nor by how few per cent a calibration is off,
+  // which it leaves to calls by telling 1 (latency_learning_test.cc compares the three).
   double slowdown = 1;
 
   double PrefillMs(const Work& calibrated) const { return prefill.Ms(calibrated * slowdown); }

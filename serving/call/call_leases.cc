@@ -163,7 +163,7 @@ void CallLeases::Prepare(std::shared_ptr<Preparing> call, CallRequest request,
              call->session = *std::move(created);
              call->lease = lease;
              call->opened_ns = opened_ns;
-             if (const auto chunk = call->session->faulty_chunk()) {
+             if (const auto chunk = call->session->kv().faulty_chunk()) {
                metrics_.Faulted();
                lease->Fault(*chunk, "content does not match its identity");
              }
@@ -182,7 +182,7 @@ void CallLeases::TakeShared(std::shared_ptr<Preparing> call, std::vector<Residen
 }
 
 void CallLeases::EndPreparing(const Preparing& call) {
-  const auto claim = call.session->NextClaim(PromptRowsAhead(env_));
+  const auto claim = call.session->rows().NextClaim(PromptRowsAhead(env_));
   inbox_.Post([this, ticket = call.ticket, session = call.session, opened_ns = call.opened_ns] {
     results_.OnPrepared(ticket, session, opened_ns);
   });
@@ -199,14 +199,15 @@ void CallLeases::PostTask(Ticket ticket, Task task) {
 void CallLeases::ClaimAhead(Call& call) {
   const int32_t rows =
       call.session->decoding() ? policy::kAnswerRowsClaimedAhead : PromptRowsAhead(env_);
-  if (const auto range = call.session->NextClaim(rows)) {
+  if (const auto range = call.session->rows().NextClaim(rows)) {
     call.lease->Claim(range->first, range->count);
   }
   YieldAhead(call);
 }
 
 void CallLeases::YieldAhead(Call& call) {
-  if (const auto more = call.session->NextYield(PromptRowsAhead(env_), clock_.SteadyNanos())) {
+  if (const auto more =
+          call.session->rows().NextYield(PromptRowsAhead(env_), clock_.SteadyNanos())) {
     call.lease->Yield(more->computed_before, more->chunks);
   }
 }

@@ -110,7 +110,7 @@ absl::Duration CallLifecycle::IdleWait() const {
   });
   if (paused) return kPausedPoll;
   const bool loads = std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
-    return entry.second->phase == CallPhase::kRunning && entry.second->session->load().waits();
+    return entry.second->phase == CallPhase::kRunning && entry.second->session->kv().load().waits();
   });
   return loads ? absl::Nanoseconds(policy::kAskForYieldNs) : absl::InfiniteDuration();
 }
@@ -144,7 +144,7 @@ void CallLifecycle::OnPrepared(Ticket ticket, std::shared_ptr<Session> session, 
   call->phase = CallPhase::kRunning;
   call->times.load = now - call->phase_since_ns;
   call->phase_since_ns = now;
-  if (call->request.rebuild && session->pending_rows() == 0) {
+  if (call->request.rebuild && session->rows().pending() == 0) {
     return Fail(*call, absl::FailedPreconditionError("all of the context's KV is as it should be"));
   }
   call->sink->Accepted({.reused_tokens = usage.reused_tokens,
@@ -160,8 +160,8 @@ void CallLifecycle::FollowLoads() {
   const int64_t now = clock_.SteadyNanos();
   for (const auto& [ticket, call] : calls_) {
     if (call->phase != CallPhase::kRunning) continue;
-    policy::KvLoad& load = call->session->load();
-    if (call->session->held_by_load()) load.BeginWait(now);
+    policy::KvLoad& load = call->session->kv().load();
+    if (call->session->rows().held_by_load()) load.BeginWait(now);
     switch (load.NextStep(now)) {
       case policy::KvLoad::Next::kNothing:
         break;
@@ -187,9 +187,9 @@ void CallLifecycle::OnLoad(Ticket ticket, LoadEvent event) {
     return runner_.Defer(
         [this, ticket, event = std::move(event)]() mutable { OnLoad(ticket, std::move(event)); });
   }
-  const absl::Status taken = call->session->OnLoad(event, clock_.SteadyNanos());
+  const absl::Status taken = call->session->rows().OnLoad(event, clock_.SteadyNanos());
   if (!taken.ok()) return Fail(*call, taken);
-  const uint32_t lost = call->session->load().Find(policy::KvLoad::Chunk::kLost);
+  const uint32_t lost = call->session->kv().load().Find(policy::KvLoad::Chunk::kLost);
   if (lost != policy::KvLoad::kNone) {
     GiveUp(*call, lost);
   } else if (!event.slots.empty()) {
@@ -202,7 +202,7 @@ void CallLifecycle::OnLoad(Ticket ticket, LoadEvent event) {
 void CallLifecycle::GiveUp(Call& call, uint32_t chunk) {
   metrics_.Faulted();
   runner_.AbandonStepOf(call);
-  call.session->GiveUp(chunk);
+  call.session->rows().GiveUp(chunk);
   leases_.ClaimAhead(call);
 }
 
@@ -215,12 +215,12 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
     });
   }
   if (refused.empty()) {
-    const absl::Status added = call->session->AddChunks(chunks);
+    const absl::Status added = call->session->kv().AddChunks(chunks);
     return added.ok() ? leases_.ClaimAhead(*call) : Fail(*call, added);
   }
-  call->session->ClaimRefused();
+  call->session->kv().EndClaim();
   // It asks again when it has used what it has.
-  if (call->session->ready_rows() > 0 && !call->request.rebuild) return;
+  if (call->session->rows().ready() > 0 && !call->request.rebuild) return;
   if (call->session->answer().tokens() == 0) {
     return Fail(*call, absl::ResourceExhaustedError(
                            absl::StrCat("the KV arena is full (", refused,
@@ -233,7 +233,7 @@ void CallLifecycle::OnClaimed(Ticket ticket, std::vector<ChunkSlot> chunks, std:
 
 // A call that has ended is committed, another one claims the blocks of its next rows.
 void CallLifecycle::OnComputed(Call& call) {
-  const bool rebuilt = call.request.rebuild && call.session->pending_rows() == 0;
+  const bool rebuilt = call.request.rebuild && call.session->rows().pending() == 0;
   if (!call.session->answer().finished() && !rebuilt) return leases_.ClaimAhead(call);
   call.unanswered = call.unanswered || rebuilt;
   Commit(call);
@@ -349,7 +349,7 @@ void CallLifecycle::PublishLoad() {
     if (call->session == nullptr) {
       pending_tokens += EstimatedTokens(call->request.answer);
     } else if (!call->session->decoding()) {
-      pending_tokens += call->session->pending_rows();
+      pending_tokens += call->session->rows().pending();
     }
   }
   metrics_.Load(running, queued);

@@ -12,9 +12,9 @@ namespace {
 policy::PromptTurn PromptOf(const Call& call, size_t level) {
   return {.pacer = &call.pacer,
           .turn = call.turn,
-          .rows = call.session->pending_rows(),
+          .rows = call.session->rows().pending(),
           .level = level,
-          .depth = call.session->computed()};
+          .depth = call.session->rows().computed()};
 }
 
 // Notes whether the call's reader is behind, and takes a pause that is over out of the call's time.
@@ -67,7 +67,7 @@ bool StepRunner::Step() {
 bool StepRunner::StandsStill() {
   if (under_way_ == nullptr || !under_way_->WaitsForKv()) return false;
   for (const StepBatch::Part& part : under_way_->parts) {
-    part.call->session->load().BeginWait(clock_.SteadyNanos());
+    part.call->session->kv().load().BeginWait(clock_.SteadyNanos());
   }
   return true;
 }
@@ -78,7 +78,7 @@ void StepRunner::EndKvWait(StepBatch& batch) {
   const int64_t now = clock_.SteadyNanos();
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
-    const int64_t since = call.session->load().EndWait();
+    const int64_t since = call.session->kv().load().EndWait();
     if (since == 0) continue;
     call.times.load += now - since;
     call.phase_since_ns += now - since;
@@ -233,12 +233,12 @@ policy::StepCall StepRunner::StepCallOf(const Call& call) const {
           .pacer = &call.pacer,
           .level = LevelOf(model_.info(), call),
           .decoding = call.session->decoding(),
-          .pending_rows = call.session->pending_rows(),
-          .ready_rows = call.session->ready_rows(),
-          .depth = call.session->computed(),
+          .pending_rows = call.session->rows().pending(),
+          .ready_rows = call.session->rows().ready(),
+          .depth = call.session->rows().computed(),
           .begun = call.steps > 0,
           .reader_behind = call.paused_since_ns != 0,
-          .waits_for_kv = call.session->waits_for_kv(),
+          .waits_for_kv = call.session->rows().waits_for_kv(),
           .under_way_rows = part == nullptr ? 0 : part->rows};
 }
 
@@ -276,8 +276,8 @@ std::unique_ptr<StepBatch> StepRunner::PlanBatch() {
   for (const policy::StepEntry& entry : batch->plan.entries) {
     Call* call = calls[entry.call];
     const auto context = static_cast<int32_t>(batch->views.size());
-    batch->views.push_back(call->session->View());
-    const int32_t logits_rows = call->session->AppendRows(entry.rows, context, &batch->rows);
+    batch->views.push_back(call->session->rows().View());
+    const int32_t logits_rows = call->session->rows().Append(entry.rows, context, &batch->rows);
     batch->parts.push_back(
         {.call = call, .rows = entry.rows, .decode = entry.decode, .logits_rows = logits_rows});
     batch->logits_rows += logits_rows;
@@ -291,7 +291,8 @@ void StepRunner::Continue(std::span<Call* const> calls) {
   for (Call* call : calls) {
     if (!call->session->decoding() || call->session->answer().finished()) continue;
     if (const std::optional<size_t> level = LevelOf(model_.info(), *call)) {
-      LowerLevel(*call, *level, call->pacer.Choose(levels_, *level, call->session->computed()));
+      LowerLevel(*call, *level,
+                 call->pacer.Choose(levels_, *level, call->session->rows().computed()));
     }
     decoding.push_back(call);
   }

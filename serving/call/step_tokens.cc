@@ -16,7 +16,7 @@ telemetry::Phase PhaseOf(const StepBatch::Part& part) {
   using telemetry::Phase;
   if (part.decode) return part.rows > 1 ? Phase::kVerify : Phase::kDecode;
   const Session& session = *part.call->session;
-  const int32_t of_context = session.usage().context_tokens - session.computed();
+  const int32_t of_context = session.usage().context_tokens - session.rows().computed();
   const bool again = part.call->request.rebuild || 2 * of_context > part.rows;
   return again ? Phase::kRecompute : Phase::kPrefill;
 }
@@ -54,10 +54,11 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
     ++call.steps;
-    const int32_t token = part.decode ? call.session->answer().tokens() : call.session->computed();
+    const int32_t token =
+        part.decode ? call.session->answer().tokens() : call.session->rows().computed();
     metrics_.Step(call.request.call_id, PhaseOf(part), part.rows, token, batch.started_ns,
                   ended_ns);
-    call.session->Advance(part.rows);
+    call.session->rows().Advance(part.rows);
     if (part.logits_rows > 0) {
       const bool first = call.times.first_token_ns == 0;
       first_tokens = first_tokens || first;
@@ -78,7 +79,7 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
       }
     } else if (call.request.report_progress && !part.decode) {
       const int32_t tokens = call.session->usage().prefilled_tokens;
-      call.sink->Progress(tokens - call.session->pending_rows(), tokens);
+      call.sink->Progress(tokens - call.session->rows().pending(), tokens);
     }
     going_on.push_back(&call);
   }

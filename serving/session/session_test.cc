@@ -53,11 +53,12 @@ class SessionRig {
                      const DraftFn& draft = nullptr) {
     std::vector<engine::KvSlot> claimed;
     for (const ResidentChunk& chunk : resident_) claimed.push_back(chunk.where.slot);
-    if (session.faulty_chunk()) claimed.resize(static_cast<size_t>(*session.faulty_chunk()));
+    if (session.kv().faulty_chunk())
+      claimed.resize(static_cast<size_t>(*session.kv().faulty_chunk()));
     int32_t tokens = 0;
     for (steps_ = 0; !session.answer().finished(); ++steps_) {
       if (draft != nullptr && session.decoding()) {
-        EXPECT_EQ(session.Draft(draft(session.tokens())), absl::OkStatus());
+        EXPECT_EQ(session.draft().Set(draft(session.tokens())), absl::OkStatus());
       }
       Claim(session, rows, &claimed);
       const std::vector<engine::AnswerDelta> deltas = Step(session, rows);
@@ -77,7 +78,7 @@ class SessionRig {
 
   // Grants what the session wants to claim.
   void Claim(Session& session, int32_t rows, std::vector<engine::KvSlot>* claimed) {
-    const auto range = session.NextClaim(rows);
+    const auto range = session.rows().NextClaim(rows);
     if (!range.has_value()) return;
     std::vector<ChunkSlot> chunks;
     claimed->resize(static_cast<size_t>(range->first));
@@ -85,21 +86,21 @@ class SessionRig {
       claimed->push_back(NthSlot(geometry(), next_slot_++));
       chunks.push_back({.chunk = range->first + i, .slot = claimed->back()});
     }
-    EXPECT_TRUE(session.AddChunks(chunks).ok());
+    EXPECT_TRUE(session.kv().AddChunks(chunks).ok());
   }
 
   std::vector<engine::AnswerDelta> Step(Session& session, int32_t rows) {
     std::vector<engine::Row> batch;
-    const int32_t count = std::min(rows, session.ready_rows());
-    const int32_t wants = session.AppendRows(count, 0, &batch);
+    const int32_t count = std::min(rows, session.rows().ready());
+    const int32_t wants = session.rows().Append(count, 0, &batch);
     computed_rows_ += count;
-    const engine::ContextView view = session.View();
+    const engine::ContextView view = session.rows().View();
     std::vector<float> logits(static_cast<size_t>(wants) *
                               static_cast<size_t>(served_.info().vocab_size));
     const absl::Status status =
         served_.Forward({.rows = batch, .contexts = {&view, 1}}, logits.data(), nullptr);
     EXPECT_TRUE(status.ok()) << status;
-    session.Advance(count);
+    session.rows().Advance(count);
     if (wants == 0) return {};
     const auto deltas = session.TakeLogits(logits);
     EXPECT_TRUE(deltas.ok()) << deltas.status();
@@ -235,7 +236,7 @@ TEST_F(ThinkingSessionTest, ARecordMayLackTheThought) {
     EXPECT_EQ(record_[1].text, without ? "Yes." : kSaid);
     EXPECT_TRUE(record_[1].token_ids.empty() || !without);
     const auto next = Create(Ask("And?", 100));
-    EXPECT_FALSE(next->faulty_chunk());
+    EXPECT_FALSE(next->kv().faulty_chunk());
     EXPECT_GE(next->usage().reused_tokens, 100 / engine::kChunkTokens * engine::kChunkTokens);
   }
 }
@@ -246,7 +247,7 @@ TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
   Finish(*first, 7);
   const int32_t kv_tokens = computed_rows_;
   auto second = Create(Ask("and more"));
-  EXPECT_FALSE(second->faulty_chunk().has_value());
+  EXPECT_FALSE(second->kv().faulty_chunk().has_value());
   EXPECT_EQ(second->usage().reused_tokens, kv_tokens);
   EXPECT_EQ(second->usage().context_tokens, kv_tokens + 1) << "the last token was only sampled";
   const std::string reused = Finish(*second, 5).text;
@@ -296,7 +297,7 @@ TEST_F(SessionTest, CancelledAnswerIsKeptAsFarAsItWentAndUsable) {
   EXPECT_EQ(record_[1].text.size(), 5u);
   EXPECT_TRUE(record_[1].cancelled);
   auto next = Create(Ask("go on"));
-  EXPECT_FALSE(next->faulty_chunk().has_value());
+  EXPECT_FALSE(next->kv().faulty_chunk().has_value());
   EXPECT_EQ(next->usage().reused_tokens, computed_rows_);
 }
 
@@ -312,7 +313,7 @@ TEST_F(SessionTest, StopStringLeavesOnlyKvOfTheTextThatStayed) {
   int32_t kept = 0;
   for (const ChunkName& chunk : last_commit_.chunks) kept += chunk.tokens;
   EXPECT_EQ(kept, last_commit_.context_tokens);
-  EXPECT_FALSE(Create(Ask("go on"))->faulty_chunk().has_value());
+  EXPECT_FALSE(Create(Ask("go on"))->kv().faulty_chunk().has_value());
 }
 
 TEST_F(SessionTest, WrongContentIsAFaultAndIsRecomputed) {
@@ -325,13 +326,13 @@ TEST_F(SessionTest, WrongContentIsAFaultAndIsRecomputed) {
   std::byte* block = arena_->At(resident_[2].where.slot.Block(geometry(), 1));
   block[sizeof(engine::KvBlockHeader)] ^= std::byte{1};
   auto damaged = Create(Ask("next"));
-  EXPECT_EQ(damaged->faulty_chunk(), 2);
+  EXPECT_EQ(damaged->kv().faulty_chunk(), 2);
   EXPECT_EQ(damaged->usage().reused_tokens, 32);
   Finish(*damaged, 64);
 
   // A foreign identity in the list.
   resident_[1].name.identity[0] ^= 1;
-  EXPECT_EQ(Create(Ask("next"))->faulty_chunk(), 1);
+  EXPECT_EQ(Create(Ask("next"))->kv().faulty_chunk(), 1);
 }
 
 TEST_F(SessionTest, AnotherModelReusesNothing) {
@@ -342,7 +343,7 @@ TEST_F(SessionTest, AnotherModelReusesNothing) {
   auto session = Session::Create(env, Ask("next"),
                                  {.segments = record_, .resident = resident_, .arena = arena_});
   ASSERT_TRUE(session.ok());
-  EXPECT_EQ((*session)->faulty_chunk(), 0);
+  EXPECT_EQ((*session)->kv().faulty_chunk(), 0);
   EXPECT_EQ((*session)->usage().reused_tokens, 0);
 }
 
@@ -354,16 +355,16 @@ TEST_F(SessionTest, WhatWasClaimedWithTheOpeningIsUsedFirst) {
   };
   const auto plain = open({});
   ASSERT_TRUE(plain.ok());
-  EXPECT_EQ((*plain)->ready_rows(), 0);
-  const int32_t needed = (*plain)->NextClaim(64)->count;
+  EXPECT_EQ((*plain)->rows().ready(), 0);
+  const int32_t needed = (*plain)->rows().NextClaim(64)->count;
   std::vector<ChunkSlot> claimed;
   for (int32_t i = 0; i < needed; ++i) {
     claimed.push_back({i, NthSlot(geometry(), static_cast<uint32_t>(i))});
   }
   const auto begun = open(claimed);
   ASSERT_TRUE(begun.ok()) << begun.status();
-  EXPECT_EQ((*begun)->ready_rows(), (*begun)->pending_rows());
-  EXPECT_FALSE((*begun)->NextClaim(64).has_value());
+  EXPECT_EQ((*begun)->rows().ready(), (*begun)->rows().pending());
+  EXPECT_FALSE((*begun)->rows().NextClaim(64).has_value());
   claimed.back().chunk = 7;
   EXPECT_EQ(open(claimed).status().code(), absl::StatusCode::kInternal);
 }
@@ -382,7 +383,7 @@ TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
     SCOPED_TRACE(turn);
     auto session = Create(Ask("question number " + std::to_string(turn), 12));
     ASSERT_NE(session, nullptr);
-    EXPECT_FALSE(session->faulty_chunk().has_value());
+    EXPECT_FALSE(session->kv().faulty_chunk().has_value());
     const CallUsage usage = session->usage();
     Finish(*session, 16);
     EXPECT_GE(last_commit_.dropped_segments, dropped);
@@ -402,13 +403,13 @@ TEST_F(SessionTest, AConversationBeyondItsWindowGoesOnAndReusesWhatItCan) {
 
 TEST_F(SessionTest, BlocksThatWereNotAskedForAreRefused) {
   auto session = Create(Ask("hi"));
-  ASSERT_TRUE(session->NextClaim(16).has_value());
-  EXPECT_FALSE(session->NextClaim(16).has_value()) << "one claim at a time";
+  ASSERT_TRUE(session->rows().NextClaim(16).has_value());
+  EXPECT_FALSE(session->rows().NextClaim(16).has_value()) << "one claim at a time";
   const std::vector<ChunkSlot> wrong = {{.chunk = 7, .slot = {0}}};
-  EXPECT_EQ(session->AddChunks(wrong).code(), absl::StatusCode::kInternal);
-  ASSERT_TRUE(session->NextClaim(16).has_value());
+  EXPECT_EQ(session->kv().AddChunks(wrong).code(), absl::StatusCode::kInternal);
+  ASSERT_TRUE(session->rows().NextClaim(16).has_value());
   const std::vector<ChunkSlot> outside = {{.chunk = 0, .slot = {100'000}}};
-  EXPECT_EQ(session->AddChunks(outside).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(session->kv().AddChunks(outside).code(), absl::StatusCode::kInternal);
 }
 
 // The tiny real model with levels: the fake one knows no trees.
@@ -436,7 +437,7 @@ class TinyRig : public SessionRig {
   Answer Run(CallRequest request, const DraftFn& draft) {
     request.context_id = "c";
     const std::unique_ptr<Session> session = Create(request);
-    EXPECT_FALSE(session->faulty_chunk().has_value());
+    EXPECT_FALSE(session->kv().faulty_chunk().has_value());
     Answer answer;
     answer.outcome = Finish(*session, 64, 1 << 20, draft);
     answer.tokens.assign(session->tokens().begin(), session->tokens().end());
@@ -569,16 +570,16 @@ TEST_F(DraftedSessionTest, ADraftNeedsAnAnswerThatGoesOn) {
   const std::vector<policy::DraftedToken> chain = {{1, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}};
   TinyRig rig(*tiny_, chat_, kWindow);
   const auto session = rig.CreateSession(Ask("hello", 6));
-  EXPECT_EQ(session->Draft(chain).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session->draft().Set(chain).code(), absl::StatusCode::kFailedPrecondition);
   while (!session->decoding()) rig.Advance(*session);
-  ASSERT_EQ(session->tokens().size(), static_cast<size_t>(session->computed()) + 1);
-  EXPECT_EQ(session->pending_rows(), 1);
-  EXPECT_EQ(session->Draft(chain), absl::OkStatus());
-  EXPECT_EQ(session->pending_rows(), 5) << "five tokens are left, and the last is not computed";
-  EXPECT_EQ(session->Draft({}), absl::OkStatus());
-  EXPECT_EQ(session->pending_rows(), 1) << "a later draft replaces it";
+  ASSERT_EQ(session->tokens().size(), static_cast<size_t>(session->rows().computed()) + 1);
+  EXPECT_EQ(session->rows().pending(), 1);
+  EXPECT_EQ(session->draft().Set(chain), absl::OkStatus());
+  EXPECT_EQ(session->rows().pending(), 5) << "five tokens are left, and the last is not computed";
+  EXPECT_EQ(session->draft().Set({}), absl::OkStatus());
+  EXPECT_EQ(session->rows().pending(), 1) << "a later draft replaces it";
   session->Finish(FinishReason::kCancelled);
-  EXPECT_EQ(session->Draft(chain).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session->draft().Set(chain).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(ChunkNamerTest, IdentityDependsOnEverything) {

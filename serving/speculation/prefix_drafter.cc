@@ -38,7 +38,7 @@ class PrefixWindows final : public StepWindows {
     for (size_t i = 0; i < tasks_.size(); ++i) {
       const int32_t drafted = tasks_[i].drafts.prefix.tree.size() - before[i];
       if (drafted == 0) continue;
-      tasks_[i].session.speculation().window_drafted += drafted;
+      tasks_[i].session.draft().stats().window_drafted += drafted;
       metrics_.DraftedInWindow(tasks_[i].call_id, drafted, started, ended);
     }
     return done.ok() && !*done;
@@ -73,14 +73,14 @@ policy::DraftOffer PrefixDrafter::Follow(const DraftTask& task, double /*plain_m
   // A tree stays with its call only where it grew in a window.
   if (task.drafts.step.windows != policy::DraftSourceKind::kPrefix) tree = {};
   tree.Follow(task.drafts.prefix_kv);
-  task.session.speculation().window_kept += tree.grown();
+  task.session.draft().stats().window_kept += tree.grown();
   tree.Settle();
   task.drafts.step.tree.Merge(tree.tree);
   const bool ready = CanDraftFor(task.session);
   return {.ready = ready,
           .grows_in_windows = ready && grows_in_windows_,
           .goes_on = !tree.tree.empty(),
-          .pass_ms = costs_.PlainMs(pace_.TokenMs(task.session.computed())),
+          .pass_ms = costs_.PlainMs(pace_.TokenMs(task.session.rows().computed())),
           .rows = &costs_};
 }
 
@@ -116,7 +116,7 @@ absl::Status PrefixDrafter::GrowAll(TreeGrower& grower, int32_t depth,
 
 DraftResult PrefixDrafter::Grow(std::span<const DraftTask> tasks, const DraftTime& time) {
   int32_t depth = 0;
-  for (const DraftTask& task : tasks) depth = std::max(depth, task.session.computed());
+  for (const DraftTask& task : tasks) depth = std::max(depth, task.session.rows().computed());
   const auto grower = GrowerOf(tasks);
   if (grower.ok()) GrowAll(**grower, depth, time.interrupt).IgnoreError();
   for (const DraftTask& task : tasks) task.drafts.step.tree.Merge(task.drafts.prefix.tree);

@@ -7,8 +7,8 @@ namespace withy::serving {
 std::vector<int32_t> SessionTreeKv::Place(std::span<const int32_t> nodes,
                                           std::span<const int32_t> used) {
   std::vector<int32_t> slots;
-  for (int32_t slot = session_.end_draft_slots() - 1;
-       slots.size() < nodes.size() && slot >= session_.first_draft_slot(); --slot) {
+  for (int32_t slot = session_.draft().end_slot() - 1;
+       slots.size() < nodes.size() && slot >= session_.draft().first_slot(); --slot) {
     if (std::find(used.begin(), used.end(), slot) == used.end()) slots.push_back(slot);
   }
   if (slots.size() < nodes.size()) slots.clear();
@@ -16,7 +16,7 @@ std::vector<int32_t> SessionTreeKv::Place(std::span<const int32_t> nodes,
 }
 
 void SessionTreeKv::Keep(std::span<const int32_t> /*path*/, std::span<int32_t> slots) {
-  const int32_t first = session_.first_draft_slot(), end = session_.end_draft_slots();
+  const int32_t first = session_.draft().first_slot(), end = session_.draft().end_slot();
   for (int32_t& slot : slots) {
     if (slot < first || slot >= end) slot = kNoSlot;
   }

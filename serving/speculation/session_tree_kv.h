@@ -26,8 +26,8 @@ class SessionTreeKv final : public TreeKv {
                              std::span<const int32_t> used) override;
   // What is where the next step's rows will be has to be computed again.
   void Keep(std::span<const int32_t> path, std::span<int32_t> slots) override;
-  engine::Row LastTokenRow() const override { return session_.DraftRow(); }
-  engine::ContextView View() override { return session_.DraftView(); }
+  engine::Row LastTokenRow() const override { return session_.draft().LastTokenRow(); }
+  engine::ContextView View() override { return session_.draft().View(); }
 
  private:
   Session& session_;

@@ -91,9 +91,9 @@ void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside
   }
   for (Call* call : drafted) {
     policy::DraftedCall& step = call->drafts->step;
-    call->session->set_draft_ahead(policy::SlotsAhead(step));
+    call->session->draft().set_ahead(policy::SlotsAhead(step));
     // A draft that is refused costs speed alone: the step decodes plainly.
-    if (!call->session->Draft(policy::ToDrafted(step.tree, step.chosen)).ok()) {
+    if (!call->session->draft().Set(policy::ToDrafted(step.tree, step.chosen)).ok()) {
       step.chosen.clear();
     }
   }
@@ -110,10 +110,10 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   policy::DraftedCall& step = drafts.step;
   step.tree = {};
   step.mode = call.request.speculation;
-  step.room = {.depth = session.draft_room().depth, .nodes = session.draft_room().slots};
+  step.room = {.depth = session.draft().room().depth, .nodes = session.draft().room().slots};
   step.other_rows = other_rows;
-  step.plain_ms = learning_.PlainMs(PaceOf(call).TokenMs(session.computed()), other_rows);
-  step.plain_so_far_ms = session.speculation().plain_ms;
+  step.plain_ms = learning_.PlainMs(PaceOf(call).TokenMs(session.rows().computed()), other_rows);
+  step.plain_so_far_ms = session.draft().stats().plain_ms;
   for (size_t i = 0; i < drafters_.size(); ++i) {
     if (drafters_[i] == nullptr) continue;
     step.offers[i] = drafters_[i]->Follow(
@@ -155,7 +155,7 @@ policy::DraftPlan::Drafted Speculator::Draft(const policy::DraftPlan::Ask& ask,
   for (size_t i = 0; i < tasks.size() && ask.source != DraftSourceKind::kLookup; ++i) {
     metrics_.Drafted(tasks[i].call_id, tasks[i].drafts.step.tree.size() - before[i], started,
                      ended);
-    tasks[i].session.speculation().draft_ns += ended - started;
+    tasks[i].session.draft().stats().draft_ns += ended - started;
   }
   metrics_.DraftedInWindow(static_cast<uint64_t>(result.window_drafted));
   return {.came = result.came, .ms = Millis(ended - started), .caught_up_ms = result.caught_up_ms};
@@ -175,12 +175,12 @@ std::unique_ptr<StepWindows> Speculator::OpenWindows(std::span<Call* const> call
 }
 
 void Speculator::Observe(Call& call, const policy::DecodedStep& step) {
-  SpeculationStats& stats = call.session->speculation();
+  SpeculationStats& stats = call.session->draft().stats();
   ++stats.target_passes;
   CallDrafts* const drafts = call.drafts.get();
   const policy::VerifiedDrafts told = learning_.OnStep(
       drafts == nullptr ? nullptr : &drafts->step, step,
-      PaceOf(call).TokenMs(call.session->computed()),
+      PaceOf(call).TokenMs(call.session->rows().computed()),
       call.session->tokens().subspan(drafts == nullptr ? 0 : drafts->tokens_before));
   stats.plain_ms += told.plain_ms;
   stats.took_ms += told.took_ms;

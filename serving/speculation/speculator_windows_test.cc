@@ -172,8 +172,8 @@ class LentDraft final : public Drafter {
     const size_t length = task.session.tokens().size();
     if (prompt_ == 0) prompt_ = length - 1;
     const int32_t grown = std::exchange(grown_, 0);
-    task.session.speculation().window_drafted += grown;
-    task.session.speculation().window_kept += grown;
+    task.session.draft().stats().window_drafted += grown;
+    task.session.draft().stats().window_kept += grown;
     int32_t parent = -1;
     size_t at = length - prompt_;
     for (int32_t more = grown + 1; more > 0 && at < answer_.size(); --more) {
