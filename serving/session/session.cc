@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
       new Session(env, request, std::move(opened), window, std::move(sampler)));
   session->ids_ = std::move(encoded.ids);
   session->prompt_end_ = static_cast<int32_t>(session->ids_.size());
+  session->answer_.BeginAt(session->prompt_end_);
   if (encoded.answer_begins_in_thought) session->answer_.BeginInThought();
   const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
   session->kv_.AdoptResident(session->opened_.resident, session->ids_,
