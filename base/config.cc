@@ -282,13 +282,23 @@ void CheckSampling(Filler& filler, const std::string& section, const proto::Samp
        absl::StrCat("above 0 and at most ", kMaxRepetitionPenalty, " (1 is off)")},
       {"repetition_window", sampling.has_repetition_window(),
        static_cast<double>(sampling.repetition_window()), 0, kMaxRepetitionWindow, true, true,
-       absl::StrCat("from 0 to ", kMaxRepetitionWindow)}};
+       absl::StrCat("from 0 to ", kMaxRepetitionWindow)},
+      {"presence_penalty", sampling.has_presence_penalty(), sampling.presence_penalty(),
+       -kMaxPenalty, kMaxPenalty, true, true,
+       absl::StrCat("from -", kMaxPenalty, " to ", kMaxPenalty)},
+      {"frequency_penalty", sampling.has_frequency_penalty(), sampling.frequency_penalty(),
+       -kMaxPenalty, kMaxPenalty, true, true,
+       absl::StrCat("from -", kMaxPenalty, " to ", kMaxPenalty)}};
   for (const Field& field : fields) {
     const bool low = field.low_allowed ? field.value >= field.low : field.value > field.low;
     const bool high = field.high_allowed ? field.value <= field.high : field.value < field.high;
     if (!field.set || (low && high)) continue;  // NaN is neither below nor above
     filler.Refuse(absl::StrCat(section, ".sampling.", field.name), absl::StrCat(field.value),
                   absl::StrCat("it must be ", field.range));
+  }
+  if (sampling.logit_bias_size() > 0) {
+    filler.Refuse(section + ".sampling.logit_bias", absl::StrCat(sampling.logit_bias_size()),
+                  "leave it out: every call sets its own");
   }
   if (!sampling.has_seed()) return;
   filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),

@@ -176,6 +176,22 @@ TEST(SettingsTest, TheFormOfAnAnswerComesFromAFlagOrAFile) {
   std::remove(file.c_str());
 }
 
+TEST(SettingsTest, BiasesPenaltiesAndToolChoiceBecomeFields) {
+  const auto request = SettingsFromArgs(
+      *Parse({"--presence-penalty", "-1.5", "--frequency-penalty", "0.5", "--logit-bias", "7=-100",
+              "--logit-bias", "9=1.5", "--tool-choice", "look"}));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FLOAT_EQ(request->sampling().presence_penalty(), -1.5f);
+  EXPECT_FLOAT_EQ(request->sampling().frequency_penalty(), 0.5f);
+  ASSERT_EQ(request->sampling().logit_bias_size(), 2);
+  EXPECT_EQ(request->sampling().logit_bias(0).token(), 7u);
+  EXPECT_FLOAT_EQ(request->sampling().logit_bias(1).bias(), 1.5f);
+  EXPECT_EQ(request->output_format().tool_calls().tool(), "look");
+  EXPECT_FALSE(SettingsFromArgs(*Parse({"--logit-bias", "7"})).ok());
+  const auto any = SettingsFromArgs(*Parse({"--tool-choice", "required"}));
+  EXPECT_EQ(any->output_format().tool_calls().tool(), "");
+}
+
 TEST(SettingsTest, EveryFlagReachesItsField) {
   const auto request = SettingsFromArgs(*Parse({"--slo-ttft-ms",
                                                 "200",

@@ -67,6 +67,24 @@ absl::Status AddMessage(const std::string& text, v1::Messages* messages) {
   return absl::OkStatus();
 }
 
+// TOKEN=BIAS.
+absl::Status AddBias(const std::string& text, v1::Sampling* sampling) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+  v1::TokenBias bias;
+  uint32_t token = 0;
+  float value = 0;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &token) ||
+      !absl::SimpleAtof(parts[1], &value)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--logit-bias is \"", text,
+                     "\": it must be TOKEN=BIAS with a token's id and a number, e.g. 7=-100"));
+  }
+  bias.set_token(token);
+  bias.set_bias(value);
+  *sampling->add_logit_bias() = bias;
+  return absl::OkStatus();
+}
+
 absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
   WITHY_ASSIGN_OR_RETURN(const auto temperature, args.Number("temperature"));
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
@@ -87,6 +105,13 @@ absl::Status FillSampling(const Args& args, v1::Sampling* sampling) {
   if (penalty) sampling->set_repetition_penalty(static_cast<float>(*penalty));
   WITHY_ASSIGN_OR_RETURN(const auto window, args.Integer("repetition-window", 0, kMaxUint32));
   if (window) sampling->set_repetition_window(static_cast<uint32_t>(*window));
+  WITHY_ASSIGN_OR_RETURN(const auto presence, args.Number("presence-penalty"));
+  if (presence) sampling->set_presence_penalty(static_cast<float>(*presence));
+  WITHY_ASSIGN_OR_RETURN(const auto frequency, args.Number("frequency-penalty"));
+  if (frequency) sampling->set_frequency_penalty(static_cast<float>(*frequency));
+  for (const std::string& bias : args.GetAll("logit-bias")) {
+    WITHY_RETURN_IF_ERROR(AddBias(bias, sampling));
+  }
   WITHY_ASSIGN_OR_RETURN(const auto seed, args.Unsigned("seed"));
   if (seed) sampling->set_seed(*seed);
   return absl::OkStatus();
@@ -104,7 +129,7 @@ absl::Status FillLimits(const Args& args, v1::Limits* limits) {
 // At most one form.
 absl::Status FillFormat(const Args& args, v1::GenerateRequest* request) {
   std::string given;
-  for (const char* flag : {"json-object", "json-schema", "regex", "grammar"}) {
+  for (const char* flag : {"json-object", "json-schema", "regex", "grammar", "tool-choice"}) {
     if (!args.Has(flag)) continue;
     if (!given.empty()) {
       return absl::InvalidArgumentError(
@@ -116,6 +141,11 @@ absl::Status FillFormat(const Args& args, v1::GenerateRequest* request) {
   v1::OutputFormat* format = request->mutable_output_format();
   if (given == "json-object") {
     format->set_json_object(true);
+  } else if (given == "tool-choice") {
+    WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"tool-choice"}));
+    const std::string tool = args.Get("tool-choice");
+    format->mutable_tool_calls()->set_one_call(tool != "required");
+    if (tool != "required") format->mutable_tool_calls()->set_tool(tool);
   } else if (given == "regex") {
     WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"regex"}));
     format->set_regex(args.Get("regex"));
@@ -204,6 +234,10 @@ std::vector<Flag> SettingFlags() {
       {"min-p", "P", "drop tokens below P times the highest probability; 0 = none"},
       {"repetition-penalty", "F", "penalise previously seen tokens by the factor F; 1 = off"},
       {"repetition-window", "N", "the last N tokens count as previously seen"},
+      {"presence-penalty", "P", "-2 to 2: subtracted from the logits of the answer's tokens"},
+      {"frequency-penalty", "P", "the same, once for each time that the answer has the token"},
+      {"logit-bias", "TOKEN=BIAS",
+       "-100 to 100: added to the logit of the token with this id; -100 forbids it; repeatable"},
       {"seed", "N", "the same seed gives the same text (default: random)"},
       {"max-tokens", "N",
        "maximum tokens (default: the configuration's, else 2048, or 256 with --raw)"},
@@ -213,6 +247,7 @@ std::vector<Flag> SettingFlags() {
       {"regex", "REGEX", "the whole answer matches this regular expression"},
       {"grammar", "PATH",
        "the answer is a text of this grammar: a file of EBNF, whose rule root it is"},
+      {"tool-choice", "NAME", "the answer calls this tool of --tools; required = at least one"},
       {"logprobs", "N", "report log-probabilities and N alternatives per token (with --json)"},
       {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
       {"request-id", "ID", "a retry with the same ID returns the stored answer"},

@@ -163,7 +163,8 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         options_(options),
         answers_(answers),
         encoder_fingerprint_(model.encoder.Fingerprint()),
-        grammars_(model.encoder.tokenizer(), model.bundle.model->info().vocab_size),
+        grammars_(model.encoder.tokenizer(), model.bundle.model->info().vocab_size,
+                  model.encoder.CallsForm()),
         grammar_thread_(grammar::kMostWaiting) {
     const engine::ModelInfo& info = model.bundle.model->info();
     limits_.vocab_size = info.vocab_size;
@@ -355,6 +356,7 @@ class DraftWorkerService final : public v1::DraftWorker::CallbackService {
         .limits = {}};
     const auto ends = model_.bundle.tokenizer->end_of_generation_ids();
     tree.sampling.unpenalized.assign(ends.begin(), ends.end());
+    tree.sampling.prompt_tokens = static_cast<int32_t>(request.prompt_tokens());
     tree.limits.max_nodes = static_cast<int32_t>(request.max_tokens());
     tree.limits.max_depth = static_cast<int32_t>(request.max_depth());
     tree.limits.max_passes = static_cast<int32_t>(std::min(request.max_passes(), kMostPasses));

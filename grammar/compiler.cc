@@ -10,11 +10,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/chat/tool_calls.h"
+#include "grammar/callable_tools.h"
 #include "grammar/format_check.h"
+#include "grammar/grammar_text.h"
 #include "grammar/library_log.h"
 #include "grammar/schema_check.h"
 #include "grammar/vocabulary.h"
@@ -25,24 +27,6 @@ namespace {
 using Kind = engine::OutputFormat::Kind;
 
 constexpr size_t kMaxCompiledBytes = 512 << 10;  // of a grammar, repetitions not written out
-constexpr char kAnyObject[] = R"({"type": "object"})";
-
-// What follows a backslash in a JSON string, with pairs of surrogates only: many parsers refuse a
-// single one.
-constexpr char kEscapeRule[] =
-    R"(basic_escape ::= (["\\/bfnrt]) | ("u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}) | )"
-    R"(("u" [Dd] [0-7] [0-9A-Fa-f]{2}) | )"
-    R"(("u" [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2}))";
-// Exponents of numbers that a double has.
-constexpr char kExponentRule[] =
-    R"(basic_number_5 ::= ("" | ([eE] basic_number_4 basic_number_digits{1, 2})))";
-// Characters of strings as XGrammar writes them, and as they are in JSON. Those of strings of
-// bounded length have control characters and no escapes, all have halves of surrogate pairs.
-constexpr char kBoundedCharacters[] = R"([^\"\\\r\n])";
-constexpr char kJsonBoundedCharacters[] = R"(([^\0-\x1f\"\\\ud800-\udfff] | ("\\" basic_escape)))";
-constexpr char kCharacters[] = R"([^\0-\x1f\"\\\r\n)";
-constexpr char kJsonCharacters[] = R"([^\0-\x1f\"\\\ud800-\udfff)";
-
 class State final : public engine::GrammarState {
  public:
   State(const xgrammar::CompiledGrammar& grammar, int32_t vocab_size)
@@ -106,6 +90,8 @@ std::string_view FieldOf(Kind kind) {
       return "output_format.regex";
     case Kind::kEbnf:
       return "output_format.grammar";
+    case Kind::kToolCalls:
+      return "output_format.tool_calls";
     default:
       return "output_format";
   }
@@ -120,47 +106,8 @@ absl::Status Refused(Kind kind, std::string_view said) {
       absl::StrCat(ToAbsl(FieldOf(kind)), " cannot be used: ", ToAbsl(said.substr(0, 500))));
 }
 
-// XGrammar writes characters as \xHH and reads as many digits as follow: \u00HH has four.
-std::string WithLongEscapes(std::string_view grammar) {
-  std::string text;
-  for (size_t at = 0; at < grammar.size(); ++at) {
-    text += grammar[at];
-    if (grammar[at] != '\\' || at + 1 == grammar.size()) continue;
-    ++at;
-    if (grammar[at] == 'x') {
-      text += "u00";
-    } else {
-      text += grammar[at];
-    }
-  }
-  return text;
-}
-
-// XGrammar's grammar of a schema, corrected where it allows what is no JSON.
-// Replaces the line of `rule`.
-absl::Status ReplaceRule(std::string_view rule, std::string_view line, std::string* grammar) {
-  const size_t begin = grammar->find(std::string(rule) + " ::= ");
-  if (begin == std::string::npos) {
-    return absl::InternalError(
-        absl::StrCat("XGrammar's grammars have no rule ", ToAbsl(rule), ": it is another version"));
-  }
-  grammar->replace(begin, grammar->find('\n', begin) - begin, line);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema) {
-  std::string grammar = xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false,
-                                                          /*indent=*/std::nullopt,
-                                                          /*separators=*/std::nullopt,
-                                                          /*strict_mode=*/false)
-                            .ToString();
-  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_escape", kEscapeRule, &grammar));
-  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_number_5", kExponentRule, &grammar));
-  return WithLongEscapes(absl::StrReplaceAll(
-      grammar, {{kBoundedCharacters, kJsonBoundedCharacters}, {kCharacters, kJsonCharacters}}));
-}
-
-absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format) {
+absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format,
+                                      const engine::CallText& calls) {
   switch (format.kind) {
     case Kind::kJsonSchema: {
       WITHY_ASSIGN_OR_RETURN(const std::string schema,
@@ -170,7 +117,11 @@ absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format) {
     case Kind::kJsonObject:
       return GrammarOfSchema(kAnyObject);
     case Kind::kRegex:
-      return WithLongEscapes(xgrammar::Grammar::FromRegex(format.text).ToString());
+      return GrammarOfRegex(format.text);
+    case Kind::kToolCalls: {
+      WITHY_ASSIGN_OR_RETURN(const std::vector<CallableTool> tools, CallableTools(format));
+      return GrammarOfCalls(tools, calls, format.one_call);
+    }
     default:
       return format.text;
   }
@@ -187,9 +138,20 @@ struct Compiler::Matcher {
   xgrammar::GrammarCompiler compiler;
 };
 
-Compiler::Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size)
-    : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
+Compiler::Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size, engine::CallText calls)
+    : tokenizer_(tokenizer), vocab_size_(vocab_size), calls_(std::move(calls)) {}
 Compiler::~Compiler() = default;
+
+Compiler::Matcher& Compiler::MatcherFor(Kind kind) {
+  const bool calls = kind == Kind::kToolCalls;
+  std::unique_ptr<Matcher>& matcher = calls ? calls_matcher_ : matcher_;
+  if (matcher == nullptr) {
+    matcher = std::make_unique<Matcher>(
+        VocabularyOf(tokenizer_, vocab_size_,
+                     calls ? engine::CallMarkers() : std::span<const std::string_view>()));
+  }
+  return *matcher;
+}
 
 absl::StatusOr<std::shared_ptr<const engine::OutputGrammar>> Compiler::Compile(
     const engine::OutputFormat& format) {
@@ -203,19 +165,17 @@ absl::StatusOr<std::shared_ptr<const engine::OutputGrammar>> Compiler::Compile(
   WITHY_RETURN_IF_ERROR(CheckFormat(format));
   LibraryWarnings warnings;
   try {
-    WITHY_ASSIGN_OR_RETURN(const std::string grammar, GrammarOf(format));
+    WITHY_ASSIGN_OR_RETURN(const std::string grammar, GrammarOf(format, calls_));
     if (grammar.size() > kMaxCompiledBytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(ToAbsl(FieldOf(format.kind)), " makes a grammar of ", grammar.size(),
                        " bytes: at most ", kMaxCompiledBytes, "; make it smaller"));
     }
-    if (matcher_ == nullptr) {
-      matcher_ = std::make_unique<Matcher>(VocabularyOf(tokenizer_, vocab_size_));
-    }
+    Matcher& matcher = MatcherFor(format.kind);
     // What XGrammar warns of, it does not enforce.
     if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
     const xgrammar::CompiledGrammar compiled =
-        matcher_->compiler.CompileGrammar(xgrammar::Grammar::FromEBNF(grammar));
+        matcher.compiler.CompileGrammar(xgrammar::Grammar::FromEBNF(grammar));
     if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
     kept_.push_front({.format = format,
                       .grammar = std::make_shared<CompiledFormat>(compiled, vocab_size_),

@@ -1,6 +1,6 @@
 // Compiles output formats for one vocabulary, and keeps the last ones. Neighbours: format_check.h
 // refuses what is too large or not supported; engine/sampling/output_grammar.h is what comes out;
-// XGrammar does the work. Knows no calls.
+// XGrammar does the work. Knows no requests.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "engine/chat/call_text.h"
 #include "engine/sampling/output_grammar.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -21,9 +22,10 @@ inline constexpr size_t kMostWaiting = 64;
 // returns is for any thread and may outlive it.
 class Compiler {
  public:
-  // `tokenizer` outlives it. `vocab_size`: of the model's logits. The first Compile reads the
-  // vocabulary, which takes some tenths of a second for 150,000 tokens.
-  Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size);
+  // `tokenizer` outlives it. `vocab_size`: of the model's logits. `calls`: how the model writes
+  // calls of tools. The first Compile reads the vocabulary, which takes some tenths of a second for
+  // 150,000 tokens; so does the first one of calls.
+  Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size, engine::CallText calls = {});
   ~Compiler();
 
   // The grammar of a form, from the kept ones if it is there; null for a free one, which every
@@ -44,10 +46,14 @@ class Compiler {
   };
   struct Matcher;  // XGrammar's compiler
 
+  Matcher& MatcherFor(engine::OutputFormat::Kind kind);
+
   const engine::Tokenizer& tokenizer_;
   const int32_t vocab_size_;
+  const engine::CallText calls_;
   std::unique_ptr<Matcher> matcher_;
-  std::list<Kept> kept_;  // the one that was used last comes first
+  std::unique_ptr<Matcher> calls_matcher_;  // whose vocabulary has the markers of calls, too
+  std::list<Kept> kept_;                    // the one that was used last comes first
 };
 
 }  // namespace withy::grammar

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/chat/tool_calls.h"
 #include "engine/gguf/reader.h"
 #include "grammar/format_check.h"
 #include "grammar/testing.h"
@@ -243,6 +244,86 @@ TEST_F(CompilerTest, GrammarsAreKeptAndOutliveTheCompiler) {
   const auto state = first->Begin();
   first = nullptr;
   EXPECT_TRUE(state->Accept(tokenizer_->Encode("a", {.continues = true}).front()));
+}
+
+constexpr char kTools[] =
+    R"([{"type":"function","function":{"name":"find","strict":true,"parameters":{"type":"object",)"
+    R"("properties":{"what":{"enum":["a","b"]},"most":{"type":"integer","minimum":1,"maximum":9}},)"
+    R"("required":["what","most"],"additionalProperties":false}}},)"
+    R"({"type":"function","function":{"name":"wait.now"}}])";
+constexpr char kFindA[] = R"(find", "arguments": {"what": "a", "most": 3}}
+</tool_call>)";
+
+// The form of Hermes and Qwen.
+engine::CallText TaggedCalls() {
+  return {.begin = "<tool_call>\n{\"name\": \"",
+          .middle = "\", \"arguments\": ",
+          .between = "}\n</tool_call>\n<tool_call>\n{\"name\": \"",
+          .end = "}\n</tool_call>"};
+}
+
+TEST_F(CompilerTest, CallsAreReadAsCallsWhoseArgumentsFollowTheirSchemas) {
+  const engine::ToolCallParser parser(kTools);
+  const SchemaValidator schema(TestJson::parse(kTools)[0]["function"]["parameters"]);
+  std::mt19937 random(7);
+  int read = 0;
+  for (const engine::CallText& form : {TaggedCalls(), engine::CallText()}) {
+    compiler_.emplace(*tokenizer_, vocab_size_, form);
+    for (int i = 0; i < 40; ++i) {
+      const auto state = Begin(Kind::kToolCalls, kTools);
+      ASSERT_NE(state, nullptr);
+      const std::optional<std::string> answer = Walk(*state, random);
+      if (!answer) continue;
+      const engine::AnswerParts parts = parser.Parse(*answer);
+      EXPECT_EQ(parts.text, "") << *answer;
+      ASSERT_FALSE(parts.calls.empty()) << *answer;
+      for (const engine::ToolCall& call : parts.calls) {
+        ++read;
+        EXPECT_TRUE(parser.Knows(call.name)) << *answer;
+        const TestJson arguments = TestJson::parse(call.arguments_json);
+        EXPECT_TRUE(call.name == "find" ? schema.Allows(arguments) : arguments.is_object())
+            << *answer;
+      }
+    }
+  }
+  EXPECT_GT(read, 20);
+}
+
+TEST_F(CompilerTest, ACallMayBeTheOnlyOneAndOfOneTool) {
+  compiler_.emplace(*tokenizer_, vocab_size_, TaggedCalls());
+  const std::string begin = TaggedCalls().begin;
+  const std::string one = begin + kFindA;
+  EXPECT_TRUE(Allows(Kind::kToolCalls, kTools, one));
+  EXPECT_TRUE(Allows(Kind::kToolCalls, kTools, "\n\n" + one));  // behind a thought
+  EXPECT_TRUE(Allows(Kind::kToolCalls, kTools, one + "\n" + one));
+  EXPECT_FALSE(Allows(Kind::kToolCalls, kTools, "Well: " + one));
+  const auto allows = [&](const OutputFormat& format, const std::string& text) {
+    const auto state = compiler_->Compile(format).value()->Begin();
+    for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
+      if (!state->Accept(token)) return false;
+    }
+    return state->MayEnd();
+  };
+  OutputFormat format{.kind = Kind::kToolCalls, .text = kTools, .one_call = true};
+  EXPECT_TRUE(allows(format, one));
+  EXPECT_FALSE(allows(format, one + "\n" + one));
+  format.tool = "wait.now";
+  EXPECT_FALSE(allows(format, one));
+  EXPECT_TRUE(allows(format, begin + "wait.now\", \"arguments\": {\"s\": 1}}\n</tool_call>"));
+  format.tool = "other";
+  EXPECT_THAT(CheckFormat(format).ToString(), HasSubstr("output_format.tool_calls.tool"));
+}
+
+TEST_F(CompilerTest, AStrictToolsSchemaMustBeEnforceable) {
+  const std::string tool = R"([{"type":"function","function":{"name":"f","strict":true,)"
+                           R"("parameters":{"type":"object","not":{}}}}])";
+  OutputFormat format{.kind = Kind::kToolCalls, .text = tool};
+  EXPECT_THAT(CheckFormat(format).ToString(),
+              HasSubstr("prompt.messages.tools_json[0].function.parameters"));
+  format.text.replace(tool.find("true"), 4, "false");
+  EXPECT_EQ(CheckFormat(format), absl::OkStatus());
+  EXPECT_NE(*compiler_->Compile(format), nullptr);
+  EXPECT_THAT(CheckFormat({.kind = Kind::kToolCalls}).ToString(), HasSubstr("needs tools to call"));
 }
 
 TEST_F(CompilerTest, ControlTokensAndLogitsWithoutATokenAreNeverAllowed) {

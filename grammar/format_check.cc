@@ -10,6 +10,7 @@
 #include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "grammar/callable_tools.h"
 #include "grammar/schema_check.h"
 
 namespace withy::grammar {
@@ -163,6 +164,8 @@ absl::Status CheckFormat(const engine::OutputFormat& format) {
       return CheckRegex("output_format.regex", format.text);
     case Kind::kEbnf:
       return CheckEbnf(format.text);
+    case Kind::kToolCalls:
+      return CallableTools(format).status();
     case Kind::kFree:
     case Kind::kJsonObject:
       break;

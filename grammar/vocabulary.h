@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/tokenizer/tokenizer.h"
@@ -19,7 +21,9 @@ struct Vocabulary {
   int32_t size() const { return static_cast<int32_t>(bytes.size()); }
 };
 
-// `vocab_size`: of the model's logits; at least the tokenizer's.
-Vocabulary VocabularyOf(const engine::Tokenizer& tokenizer, int32_t vocab_size);
+// `vocab_size`: of the model's logits; at least the tokenizer's. `shown`: texts of control tokens
+// that are part of an answer, too.
+Vocabulary VocabularyOf(const engine::Tokenizer& tokenizer, int32_t vocab_size,
+                        std::span<const std::string_view> shown = {});
 
 }  // namespace withy::grammar

@@ -88,7 +88,9 @@ v1::DraftCall DraftClient::ToWire(const serving::DraftTask& task) {
       std::min(calls_[task.call_id].tokens, static_cast<uint32_t>(tokens.size()));
   wire.set_known_tokens(known);
   for (const int32_t token : tokens.subspan(known)) wire.add_tokens(token);
-  *wire.mutable_sampling() = engine::ToWire(task.session.answer().sampling());
+  const engine::SamplingParams& sampling = task.session.answer().sampling();
+  *wire.mutable_sampling() = engine::ToWire(sampling);
+  wire.set_prompt_tokens(static_cast<uint32_t>(sampling.prompt_tokens));
   wire.set_max_tokens(static_cast<uint32_t>(task.limits.max_nodes));
   wire.set_max_depth(static_cast<uint32_t>(task.limits.max_depth));
   wire.set_alpha(task.limits.alpha);

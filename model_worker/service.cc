@@ -117,7 +117,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
         encoder_fingerprint_(parts.env.encoder.Fingerprint()),
         tokenize_thread_(kTokenizeQueue),
         score_thread_(/*limit=*/1),
-        grammars_(parts.env.encoder.tokenizer(), parts.env.model.vocab_size),
+        grammars_(parts.env.encoder.tokenizer(), parts.env.model.vocab_size,
+                  parts.env.encoder.CallsForm()),
         grammar_thread_(grammar::kMostWaiting) {}
 
   grpc::ServerWriteReactor<v1::RunResponse>* Run(grpc::CallbackServerContext* context,

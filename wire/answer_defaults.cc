@@ -38,6 +38,14 @@ v1::Sampling Own() {
 
 }  // namespace
 
+void CountsFromWire(const v1::Sampling& sampling, SamplingParams* params) {
+  for (const v1::TokenBias& one : sampling.logit_bias()) {
+    params->logit_bias.push_back({static_cast<int32_t>(one.token()), one.bias()});
+  }
+  params->presence_penalty = sampling.presence_penalty();
+  params->frequency_penalty = sampling.frequency_penalty();
+}
+
 SamplingParams ParamsOf(const v1::Sampling& sampling) {
   SamplingParams params;
   params.temperature = sampling.temperature();
@@ -46,6 +54,7 @@ SamplingParams ParamsOf(const v1::Sampling& sampling) {
   params.min_p = sampling.min_p();
   params.repetition_penalty = sampling.repetition_penalty();
   params.repetition_window = static_cast<int32_t>(sampling.repetition_window());
+  CountsFromWire(sampling, &params);
   params.seed = sampling.seed();
   return params;
 }
@@ -58,6 +67,13 @@ v1::Sampling ToWire(const SamplingParams& params) {
   out.set_min_p(params.min_p);
   out.set_repetition_penalty(params.repetition_penalty);
   out.set_repetition_window(static_cast<uint32_t>(params.repetition_window));
+  for (const TokenBias& one : params.logit_bias) {
+    v1::TokenBias* bias = out.add_logit_bias();
+    bias->set_token(static_cast<uint32_t>(one.token));
+    bias->set_bias(one.bias);
+  }
+  out.set_presence_penalty(params.presence_penalty);
+  out.set_frequency_penalty(params.frequency_penalty);
   out.set_seed(params.seed);
   return out;
 }
@@ -75,6 +91,10 @@ std::string Describe(const v1::Sampling& sampling) {
   add(penalty, "repetition penalty", sampling.repetition_penalty());
   if (penalty && sampling.has_repetition_window())
     absl::StrAppend(&text, " over ", Counted(sampling.repetition_window(), "token"));
+  add(sampling.presence_penalty() != 0, "presence penalty", sampling.presence_penalty());
+  add(sampling.frequency_penalty() != 0, "frequency penalty", sampling.frequency_penalty());
+  add(sampling.logit_bias_size() > 0, "bias of",
+      Counted(static_cast<uint64_t>(sampling.logit_bias_size()), "token"));
   return text;
 }
 
@@ -82,6 +102,7 @@ v1::Sampling WithDefaults(const v1::Sampling& asked, const v1::Sampling& default
   const bool greedy = asked.has_temperature() && asked.temperature() == 0;
   v1::Sampling out = greedy ? Off() : defaults;
   out.clear_seed();
+  if (asked.logit_bias_size() > 0) out.clear_logit_bias();  // not both lists
   out.MergeFrom(asked);
   return out;
 }

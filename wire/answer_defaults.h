@@ -40,6 +40,8 @@ std::string Describe(const v1::Sampling& sampling);
 
 // Sets every field.
 v1::Sampling ToWire(const SamplingParams& params);
+// What is added to logits and subtracted from them; the rest of `params` stays.
+void CountsFromWire(const v1::Sampling& sampling, SamplingParams* params);
 // Of a message with every field set.
 SamplingParams ParamsOf(const v1::Sampling& sampling);
 

@@ -2,7 +2,7 @@
 
 namespace withy::engine {
 
-OutputFormat FormatFromWire(const v1::OutputFormat& wire) {
+OutputFormat FormatFromWire(const v1::OutputFormat& wire, const std::string& tools_json) {
   using Kind = OutputFormat::Kind;
   switch (wire.form_case()) {
     case v1::OutputFormat::kJsonSchema:
@@ -13,6 +13,11 @@ OutputFormat FormatFromWire(const v1::OutputFormat& wire) {
       return {.kind = Kind::kRegex, .text = wire.regex()};
     case v1::OutputFormat::kGrammar:
       return {.kind = Kind::kEbnf, .text = wire.grammar()};
+    case v1::OutputFormat::kToolCalls:
+      return {.kind = Kind::kToolCalls,
+              .text = tools_json,
+              .tool = wire.tool_calls().tool(),
+              .one_call = wire.tool_calls().one_call()};
     case v1::OutputFormat::FORM_NOT_SET:
       break;
   }

@@ -78,6 +78,9 @@ absl::StatusOr<SamplingParams> SamplingFromWire(const v1::RunRequest& request,
   if (wire.has_repetition_penalty()) params.repetition_penalty = wire.repetition_penalty();
   if (wire.has_repetition_window())
     params.repetition_window = static_cast<int32_t>(wire.repetition_window());
+  WITHY_RETURN_IF_ERROR(CheckBound("sampling.logit_bias",
+                                   static_cast<uint32_t>(wire.logit_bias_size()), kMaxLogitBiases));
+  CountsFromWire(wire, &params);
   params.seed = wire.has_seed() ? wire.seed() : seed;
   if (request.limits().has_logprobs()) {
     WITHY_RETURN_IF_ERROR(
@@ -174,7 +177,8 @@ absl::StatusOr<AnswerRequest> RequestFromWire(const v1::RunRequest& request,
                              ? 100
                              : static_cast<int32_t>(request.model_level_percent());
   result.truncation = TruncationFromWire(request.truncation());
-  result.output_format = FormatFromWire(request.output_format());
+  result.output_format =
+      FormatFromWire(request.output_format(), request.prompt().messages().tools_json());
   return result;
 }
 

@@ -46,15 +46,16 @@ TEST(WireTest, WhatACallLeavesOutIsTheDefault) {
 TEST(WireTest, FormsOfAnswersAreConverted) {
   using Kind = OutputFormat::Kind;
   v1::OutputFormat wire;
-  EXPECT_EQ(FormatFromWire(wire), OutputFormat());
+  EXPECT_EQ(FormatFromWire(wire, ""), OutputFormat());
   wire.set_json_object(false);
-  EXPECT_EQ(FormatFromWire(wire).kind, Kind::kFree);
+  EXPECT_EQ(FormatFromWire(wire, "").kind, Kind::kFree);
   wire.set_json_object(true);
-  EXPECT_EQ(FormatFromWire(wire).kind, Kind::kJsonObject);
+  EXPECT_EQ(FormatFromWire(wire, "").kind, Kind::kJsonObject);
   wire.set_json_schema("{}");
-  EXPECT_EQ(FormatFromWire(wire), OutputFormat({.kind = Kind::kJsonSchema, .text = "{}"}));
+  EXPECT_EQ(FormatFromWire(wire, ""), OutputFormat({.kind = Kind::kJsonSchema, .text = "{}"}));
   wire.set_grammar("root ::= \"a\"");
-  EXPECT_EQ(FormatFromWire(wire), OutputFormat({.kind = Kind::kEbnf, .text = "root ::= \"a\""}));
+  EXPECT_EQ(FormatFromWire(wire, ""),
+            OutputFormat({.kind = Kind::kEbnf, .text = "root ::= \"a\""}));
   v1::RunRequest request = AskingAsUser("hi");
   request.mutable_output_format()->set_regex("a+");
   const auto converted = RequestFromWire(request, DefaultsFor({}, {}, 1000), 9, 8192);

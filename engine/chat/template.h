@@ -53,6 +53,8 @@ class ChatTemplate {
   std::string_view name() const;
   // Whether the file's own template is executed.
   bool executes_file() const { return file_.has_value(); }
+  // That template; null for a built-in format.
+  const FileTemplate* file() const { return file_ ? &*file_ : nullptr; }
   // Why no template of the file is executed; empty if one is, or the format was named.
   const std::string& note() const { return note_; }
   // Whether nothing tells the format, so that answers may be worse than the model's.

@@ -18,12 +18,6 @@ using Json = OrderedJson;
 
 constexpr int kMaxFailures = 64;  // markers without a call, after which all is text
 
-// Where the answer itself begins.
-size_t BehindThoughts(std::string_view answer) {
-  const size_t end = answer.find(kThoughtEnd);
-  return end == std::string_view::npos ? 0 : end + kThoughtEnd.size();
-}
-
 size_t FindOpening(std::string_view text, size_t from) {
   size_t first = std::string_view::npos;
   for (const CallForm* form : CallForms()) {
@@ -34,6 +28,14 @@ size_t FindOpening(std::string_view text, size_t from) {
             .find(marker, from));
   }
   return first;
+}
+
+// Where the answer itself begins. One that begins with a call has no thought in front; its
+// arguments may hold anything.
+size_t BehindThoughts(std::string_view answer) {
+  if (FindOpening(answer, 0) == SkipSpaces(answer, 0)) return 0;
+  const size_t end = answer.find(kThoughtEnd);
+  return end == std::string_view::npos ? 0 : end + kThoughtEnd.size();
 }
 
 // A call, or a group of calls, with its markers.

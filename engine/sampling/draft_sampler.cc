@@ -22,7 +22,12 @@ absl::StatusOr<DraftSampler> DraftSampler::Create(SamplingParams params) {
 
 absl::StatusOr<std::vector<DraftCandidate>> DraftSampler::Candidates(
     std::span<const float> logits, std::span<const int32_t> tokens, std::span<const int32_t> path) {
-  const auto window = static_cast<size_t>(sampler_.params().repetition_window);
+  const SamplingParams& params = sampler_.params();
+  size_t window = static_cast<size_t>(params.repetition_window);
+  if (params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f) {
+    const auto prompt = static_cast<size_t>(params.prompt_tokens);
+    window = std::max(window, tokens.size() - std::min(prompt, tokens.size()));
+  }
   const std::span<const int32_t> recent = tokens.last(std::min(window, tokens.size()));
   history_.assign(recent.begin(), recent.end());
   history_.insert(history_.end(), path.begin(), path.end());

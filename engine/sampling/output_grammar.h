@@ -22,12 +22,16 @@ struct OutputFormat {
     kFree,
     kJsonObject,  // any JSON object; no text
     kJsonSchema,
-    kRegex,  // that the whole answer matches
-    kEbnf,   // a grammar whose first rule is `root`
+    kRegex,      // that the whole answer matches
+    kEbnf,       // a grammar whose first rule is `root`
+    kToolCalls,  // calls of tools and nothing else
   };
 
   Kind kind = Kind::kFree;
-  std::string text = {};  // schema, regular expression or grammar
+  std::string text = {};  // schema, regular expression, grammar or JSON list of tools
+  // Of calls: the one tool that is called ("": any), and whether there is one call only.
+  std::string tool = {};
+  bool one_call = false;
 
   bool operator==(const OutputFormat&) const = default;
 };

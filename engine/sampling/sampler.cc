@@ -141,6 +141,17 @@ absl::Status Validate(const SamplingParams& params) {
     return OutOfRange("repetition_window", params.repetition_window,
                       absl::StrCat("from 0 to ", kMaxRepetitionWindow));
   }
+  for (const TokenBias& one : params.logit_bias) {
+    if (!(one.bias >= -kMaxLogitBias && one.bias <= kMaxLogitBias)) {
+      return OutOfRange("logit_bias", one.bias,
+                        absl::StrCat("from ", -kMaxLogitBias, " to ", kMaxLogitBias));
+    }
+  }
+  for (const auto& [name, penalty] : {std::pair("presence_penalty", params.presence_penalty),
+                                      std::pair("frequency_penalty", params.frequency_penalty)}) {
+    if (penalty >= -kMaxPenalty && penalty <= kMaxPenalty) continue;
+    return OutOfRange(name, penalty, absl::StrCat("from ", -kMaxPenalty, " to ", kMaxPenalty));
+  }
   if (params.top_logprobs < 0 || params.top_logprobs > kMaxTopLogprobs) {
     return OutOfRange("top_logprobs", params.top_logprobs,
                       absl::StrCat("from 0 to ", kMaxTopLogprobs));
@@ -173,11 +184,15 @@ absl::StatusOr<Sample> Sampler::Pick(std::span<const float> logits, uint64_t pos
   times_ = times;
   if (times != nullptr) *times = {.clock = times->clock};
   WITHY_ASSIGN_OR_RETURN(const float largest, CheckedLargest(logits));
-  const std::span<const float> penalized = Restrict(Penalize(logits, history), allowed);
+  const std::span<const float> penalized = Restrict(Penalize(logits, position, history), allowed);
   bool bad = false;
   const float penalized_largest =
       penalized.data() == logits.data() ? largest : LargestOf(penalized, &bad);
-  if (penalized_largest == kNegativeInfinity) return EveryTokenForbidden();
+  if (penalized_largest == kNegativeInfinity) {
+    if (params_.logit_bias.empty()) return EveryTokenForbidden();
+    return absl::InvalidArgumentError(
+        "sampling.logit_bias forbids every token that may come next: forbid fewer");
+  }
   Sample sample;
   if (params_.temperature == 0.0f) {
     sample.id = static_cast<int32_t>(
@@ -192,23 +207,55 @@ absl::StatusOr<Sample> Sampler::Pick(std::span<const float> logits, uint64_t pos
   return sample;
 }
 
-std::span<const float> Sampler::Penalize(std::span<const float> logits,
+bool Sampler::NeverPenalized(int32_t id) const {
+  const auto& never = params_.unpenalized;
+  return id < 0 || static_cast<size_t>(id) >= penalized_.size() ||
+         std::find(never.begin(), never.end(), id) != never.end();
+}
+
+std::span<const float> Sampler::Penalize(std::span<const float> logits, uint64_t position,
                                          std::span<const int32_t> history) {
-  const auto window = static_cast<size_t>(params_.repetition_window);
-  if (params_.repetition_penalty == 1.0f || window == 0 || history.empty()) return logits;
+  const auto window = std::min(static_cast<size_t>(params_.repetition_window), history.size());
+  const bool repetition = params_.repetition_penalty != 1.0f && window > 0;
+  const auto prompt = static_cast<uint64_t>(params_.prompt_tokens);
+  const size_t said = position > prompt ? std::min<size_t>(position - prompt, history.size()) : 0;
+  const bool counts =
+      said > 0 && (params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f);
+  if (!repetition && !counts && params_.logit_bias.empty()) return logits;
   Mark(&PickTimes::copy_started);
   penalized_.assign(logits.begin(), logits.end());
   Mark(&PickTimes::copy_ended);
-  for (const int32_t id : history.last(std::min(window, history.size()))) {
-    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
-    const auto& never = params_.unpenalized;
-    if (std::find(never.begin(), never.end(), id) != never.end()) continue;
+  if (repetition) PenalizeRepetition(logits, history.last(window));
+  for (const TokenBias& one : params_.logit_bias) {
+    if (one.token < 0 || static_cast<size_t>(one.token) >= penalized_.size()) continue;
+    float& logit = penalized_[static_cast<size_t>(one.token)];
+    logit = one.bias <= -kMaxLogitBias ? kNegativeInfinity : logit + one.bias;
+  }
+  if (counts) PenalizeAnswer(history.last(said));
+  return penalized_;
+}
+
+void Sampler::PenalizeRepetition(std::span<const float> logits, std::span<const int32_t> history) {
+  for (const int32_t id : history) {
+    if (NeverPenalized(id)) continue;
     // Uses the original value: a token that occurs twice is penalised once.
     const float logit = logits[static_cast<size_t>(id)];
     penalized_[static_cast<size_t>(id)] =
         logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
   }
-  return penalized_;
+}
+
+void Sampler::PenalizeAnswer(std::span<const int32_t> answer) {
+  said_.assign(answer.begin(), answer.end());
+  std::sort(said_.begin(), said_.end());
+  for (auto first = said_.begin(); first != said_.end();) {
+    const auto end = std::upper_bound(first, said_.end(), *first);
+    if (!NeverPenalized(*first)) {
+      penalized_[static_cast<size_t>(*first)] -=
+          params_.presence_penalty + params_.frequency_penalty * static_cast<float>(end - first);
+    }
+    first = end;
+  }
 }
 
 // The logits of the allowed tokens, and -infinity for the others.

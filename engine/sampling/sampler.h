@@ -16,6 +16,13 @@
 
 namespace withy::engine {
 
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0.0f;  // -kMaxLogitBias..kMaxLogitBias; the lowest forbids the token
+
+  bool operator==(const TokenBias&) const = default;
+};
+
 struct SamplingParams {
   float temperature = 0.0f;  // 0..kMaxTemperature; 0 is greedy
   int32_t top_k = 0;         // keep the k most likely; 0 keeps all
@@ -23,7 +30,12 @@ struct SamplingParams {
   float min_p = 0.0f;        // [0, 1]: keep tokens with this share of the highest probability
   // (0, 10]: divides positive and multiplies negative logits of tokens in the history.
   float repetition_penalty = 1.0f;
-  int32_t repetition_window = 64;  // number of latest history tokens that count; 0..65536
+  int32_t repetition_window = 64;          // number of latest history tokens that count; 0..65536
+  std::vector<TokenBias> logit_bias = {};  // added to logits; tokens beyond them are ignored
+  // -2..2: subtracted from the logit of a token that the answer has, once and for each time.
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  int32_t prompt_tokens = 0;  // the answer's positions begin here
   // Tokens that are never penalised: those that end an answer. They occur in every conversation,
   // and a model that is discouraged from repeating them does not stop.
   std::vector<int32_t> unpenalized = {};
@@ -68,15 +80,18 @@ class Sampler {
   static absl::StatusOr<Sampler> Create(const SamplingParams& params);
 
   const SamplingParams& params() const { return params_; }
+  // The prompt's length is known: as SamplingParams::prompt_tokens.
+  void BeginAnswer(int32_t prompt_tokens) { params_.prompt_tokens = prompt_tokens; }
 
   // Picks the token at `position` (its index in the context). `logits`: [vocab], unchanged.
-  // `history`: the tokens before it, of which the last repetition_window count. Order of steps:
-  // penalty, `allowed`, top-k, top-p, min-p (both on the distribution before temperature),
-  // temperature, draw. A logit of -infinity forbids a token. Ties go to the lowest id. `times`:
-  // overwritten, but for its clock; null: nobody asks. `allowed`: a mask (output_grammar.h) without
-  // whose bit a token is not drawn; empty: all may be. Log-probabilities are those of all tokens.
-  // Errors: InvalidArgument for empty logits; Internal if a logit is NaN or +infinity, or those of
-  // all allowed tokens are -infinity.
+  // `history`: the tokens before it, of which the last repetition_window count, and of the answer's
+  // all. Order of steps: penalties and bias, `allowed`, top-k, top-p, min-p (both on the
+  // distribution before temperature), temperature, draw. A logit of -infinity forbids a token. Ties
+  // go to the lowest id. `times`: overwritten, but for its clock; null: nobody asks. `allowed`: a
+  // mask (output_grammar.h) without whose bit a token is not drawn; empty: all may be.
+  // Log-probabilities are those of all tokens. Errors: InvalidArgument for empty logits; Internal
+  // if a logit is NaN or +infinity, or those of all allowed tokens are -infinity;
+  // InvalidArgument if only the bias makes them so.
   absl::StatusOr<Sample> Pick(std::span<const float> logits, uint64_t position,
                               std::span<const int32_t> history, PickTimes* times = nullptr,
                               std::span<const uint32_t> allowed = {});
@@ -89,7 +104,11 @@ class Sampler {
   };
   explicit Sampler(const SamplingParams& params) : params_(params) {}
 
-  std::span<const float> Penalize(std::span<const float> logits, std::span<const int32_t> history);
+  std::span<const float> Penalize(std::span<const float> logits, uint64_t position,
+                                  std::span<const int32_t> history);
+  void PenalizeRepetition(std::span<const float> logits, std::span<const int32_t> history);
+  void PenalizeAnswer(std::span<const int32_t> answer);
+  bool NeverPenalized(int32_t id) const;
   std::span<const float> Restrict(std::span<const float> logits, std::span<const uint32_t> allowed);
   int32_t DrawFromAll(std::span<const float> logits, float largest, double uniform);
   int32_t DrawFromCandidates(std::span<const float> logits, float largest, double uniform);
@@ -113,6 +132,7 @@ class Sampler {
   SamplingParams params_;
   PickTimes* times_ = nullptr;         // of the present Pick
   std::vector<float> penalized_;       // scratch
+  std::vector<int32_t> said_;          // scratch
   std::vector<float> restricted_;      // scratch
   std::vector<float> weights_;         // scratch
   std::vector<Candidate> candidates_;  // scratch

@@ -244,5 +244,40 @@ TEST(SamplerTest, WhatEndsAnAnswerIsNotPenalised) {
   EXPECT_EQ(Pick(params, {4.9f, 5, 0}, 0, {0, 1}).id, 0) << "others are";
 }
 
+TEST(SamplerTest, ABiasIsAddedAndItsLowestForbids) {
+  const std::vector<float> logits = {3, 2, 1};
+  EXPECT_EQ(Pick({.logit_bias = {{2, 2.5f}}}, logits).id, 2);
+  EXPECT_EQ(Pick({.logit_bias = {{0, -1.5f}}}, logits).id, 1);
+  EXPECT_EQ(Pick({.logit_bias = {{0, -100}, {9, 100}}}, logits).id, 1);  // there is no token 9
+  const SamplingParams hot{.temperature = 10, .logit_bias = {{0, -100}}};
+  EXPECT_EQ(Reachable(hot, logits), (std::set<int32_t>{1, 2}));
+  Sampler none = Sampler::Create({.logit_bias = {{0, -100}, {1, -100}, {2, -100}}}).value();
+  EXPECT_EQ(none.Pick(logits, 0, {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(SamplerTest, PenaltiesCountTheAnswersTokensAlone) {
+  const std::vector<float> logits = {3, 2, 1};
+  const std::vector<int32_t> history = {0, 0, 1, 0, 2};
+  // The answer is 1, 0, 2 or 0, 2.
+  EXPECT_EQ(Pick({.presence_penalty = 1.5f, .prompt_tokens = 3}, logits, 5, history).id, 1);
+  EXPECT_EQ(Pick({.presence_penalty = 1.5f, .prompt_tokens = 2}, logits, 5, history).id, 0);
+  EXPECT_EQ(Pick({.frequency_penalty = 0.6f, .prompt_tokens = 3}, logits, 5, history).id, 0);
+  EXPECT_EQ(Pick({.frequency_penalty = 0.6f}, logits, 5, history).id, 1);
+  EXPECT_EQ(Pick({.frequency_penalty = -2, .prompt_tokens = 4}, logits, 5, history).id, 0);
+  // A token that is never penalised, and a history that is only the latest part.
+  EXPECT_EQ(
+      Pick({.presence_penalty = 2, .prompt_tokens = 3, .unpenalized = {0}}, logits, 5, history).id,
+      0);
+  EXPECT_EQ(Pick({.presence_penalty = 1.5f, .prompt_tokens = 3}, logits, 5, {0, 2}).id, 1);
+}
+
+TEST(SamplerTest, PenaltiesAndBiasesHaveRanges) {
+  for (const SamplingParams& wrong :
+       {SamplingParams{.presence_penalty = 2.1f}, SamplingParams{.frequency_penalty = kNan},
+        SamplingParams{.logit_bias = {{0, -101}}}, SamplingParams{.logit_bias = {{0, kNan}}}}) {
+    EXPECT_EQ(Validate(wrong).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 }  // namespace
 }  // namespace withy::engine

@@ -555,6 +555,14 @@ absl::StatusOr<int32_t> ConversationEncoder::StableTokens(std::span<const Segmen
   return static_cast<int32_t>(same);
 }
 
+CallText ConversationEncoder::CallsForm() const {
+  std::vector<std::string> ends;
+  for (const int32_t id : tokenizer_.end_of_generation_ids()) {
+    ends.emplace_back(tokenizer_.TokenText(id));
+  }
+  return CallTextOf(chat_.file(), ends);
+}
+
 uint64_t ConversationEncoder::Fingerprint() const {
   constexpr std::string_view kText = " Two words,\n1 line. ";
   std::vector<Segment> turns;

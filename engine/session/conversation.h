@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "engine/chat/call_text.h"
 #include "engine/chat/template.h"
 #include "engine/session/answer_tools.h"
 #include "engine/session/part_cache.h"
@@ -98,6 +99,9 @@ class ConversationEncoder {
 
   // The tools that the answer to `prompt`, which follows `record`, may call.
   AnswerTools ToolsOf(std::span<const Segment> record, std::span<const Segment> prompt) const;
+
+  // How the model writes calls of tools.
+  CallText CallsForm() const;
 
   // Equal for encoders that produce the same ids from the same segments, also in other processes.
   // Covers the vocabulary and the encoding of a conversation with every role.

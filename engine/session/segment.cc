@@ -89,6 +89,11 @@ absl::Status Validate(const AnswerRequest& request, const RequestLimits& limits)
     return absl::InvalidArgumentError(absl::StrCat("sampling.top_k: ", request.sampling.top_k,
                                                    "; the vocabulary has ", limits.vocab_size));
   }
+  for (const TokenBias& one : request.sampling.logit_bias) {
+    if (one.token >= 0 && one.token < limits.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("sampling.logit_bias: token ", one.token,
+                                                   "; the vocabulary has ", limits.vocab_size));
+  }
   if (request.max_tokens < 1 || request.max_tokens > limits.context_length) {
     return absl::InvalidArgumentError(absl::StrCat("limits.max_tokens: ", request.max_tokens,
                                                    "; the window is 1 to ", limits.context_length,

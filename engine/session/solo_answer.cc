@@ -115,6 +115,7 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   WITHY_ASSIGN_OR_RETURN(EncodedConversation prompt, std::move(encoded));
   WITHY_ASSIGN_OR_RETURN(Sampler sampler, MakeSampler(request.sampling, encoder.tokenizer()));
   result.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
+  sampler.BeginAnswer(result.prompt_tokens);
   SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
               LevelIndex(model.info(), request.level_percent));
   const AnswerTools tools = encoder.ToolsOf({}, request.prompt);

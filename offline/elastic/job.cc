@@ -97,7 +97,7 @@ class Job {
       WITHY_ASSIGN_OR_RETURN(text, FileDigest(options_.text));
     }
     const auto number = [](const auto& value) { return absl::StrCat(value); };
-    return RunInputs{{"version", "6"},
+    return RunInputs{{"version", "7"},
                      {"--model", model},
                      {"--text", text},
                      {"--learn", options_.taught ? "teacher" : "text"},
@@ -201,6 +201,7 @@ class Job {
         .recovery_steps = options_.recovery_steps,
         .recoveries = options_.recoveries,
         .trial_steps = options_.trial_steps,
+        .growth = options_.hours > 0 ? StepGrowth::kCut : StepGrowth::kRatio,
         .order = options_.order,
         .cuts = options_.cuts,
         .text_batches = options_.recovery_batches,
@@ -370,7 +371,7 @@ class Job {
 
   RecoveryOptions OptionsOf(int32_t percent, int64_t steps_at_50) const {
     return {.rank = options_.rank,
-            .steps = StepsAt(percent, steps_at_50),
+            .steps = StepsAt(percent, steps_at_50, schedule_.growth),
             .rate = options_.rate * std::min(1.0, 2 - percent / 50.0),
             .seed = options_.seed};
   }

@@ -73,7 +73,8 @@ class Planner {
     }
     if (const int64_t trials = MaxTrials(options_.cuts); trials > 0) {
       const auto trial_steps = static_cast<double>(
-          options_.recovery_steps == 0 ? 0 : StepsAt(percent, options_.trial_steps));
+          options_.recovery_steps == 0 ? 0
+                                       : StepsAt(percent, options_.trial_steps, options_.growth));
       Add(StageKind::kSplits, percent,
           static_cast<double>(trials) *
               ParallelSeconds(trial_steps * times_.train.At(percent) * times_.train_threads +
@@ -82,7 +83,8 @@ class Planner {
     }
     if (options_.recovery_steps > 0) {
       const auto times = static_cast<double>(options_.recoveries);
-      const auto steps = static_cast<double>(StepsAt(percent, options_.recovery_steps));
+      const auto steps =
+          static_cast<double>(StepsAt(percent, options_.recovery_steps, options_.growth));
       Add(StageKind::kRecovery, percent,
           times * steps * times_.train.At(percent) + (times + 1) * loss);
     }
@@ -126,8 +128,11 @@ std::string StageKindName(StageKind kind) {
   return "";
 }
 
-int64_t StepsAt(int32_t percent, int64_t steps_at_50) {
-  return steps_at_50 * 50 * (100 - percent) / (percent * percent) + (steps_at_50 > 0 ? 1 : 0);
+int64_t StepsAt(int32_t percent, int64_t steps_at_50, StepGrowth growth) {
+  const int64_t cut = steps_at_50 * (100 - percent);
+  const int64_t steps =
+      growth == StepGrowth::kCut ? cut / 50 : cut * 50 / (int64_t{percent} * percent);
+  return steps + (steps_at_50 > 0 ? 1 : 0);
 }
 
 int64_t MaxTrials(Cuts cuts) {

@@ -13,6 +13,12 @@
 
 namespace withy::elastic {
 
+// How steps of LoRA grow towards low levels.
+enum class StepGrowth {
+  kCut,    // with the parameters that are cut: for little time, where each level needs some
+  kRatio,  // with the ratio of cut to kept parameters: for time enough, which low levels need most
+};
+
 // Options that determine the amount of work.
 struct ScheduleOptions {
   std::vector<int32_t> percents;  // ascending
@@ -20,6 +26,7 @@ struct ScheduleOptions {
   int64_t recovery_steps = 400;
   int64_t recoveries = 1;
   int64_t trial_steps = 60;
+  StepGrowth growth = StepGrowth::kRatio;
   std::string order = "importance";
   Cuts cuts = Cuts::kMeasured;
   int64_t text_batches = 0;  // that take time to write or to label; StepTimes::text_s each
@@ -54,9 +61,8 @@ struct PlannedStage {
   double cost_s = 0;
 };
 
-// Number of LoRA steps at a level, scaled from those at 50 % by the ratio of cut to kept
-// parameters.
-int64_t StepsAt(int32_t percent, int64_t steps_at_50);
+// Number of LoRA steps at a level, scaled from those at 50 %.
+int64_t StepsAt(int32_t percent, int64_t steps_at_50, StepGrowth growth);
 // Maximum number of candidate extents per level that are tried; 0: the only one is taken.
 int64_t MaxTrials(Cuts cuts);
 // Number of batches for judging cuts.

@@ -45,10 +45,14 @@ TEST(BatchTimeTest, IsALineThroughWhatWasMeasured) {
 }
 
 TEST(StepsAtTest, LowLevelsTakeMore) {
-  EXPECT_EQ(StepsAt(50, 400), 401);
-  EXPECT_EQ(StepsAt(20, 400), 4001);
-  EXPECT_EQ(StepsAt(90, 400), 25);
-  EXPECT_EQ(StepsAt(20, 0), 0);
+  using enum StepGrowth;
+  EXPECT_EQ(StepsAt(50, 400, kRatio), 401);
+  EXPECT_EQ(StepsAt(20, 400, kRatio), 4001);
+  EXPECT_EQ(StepsAt(90, 400, kRatio), 25);
+  EXPECT_EQ(StepsAt(20, 0, kRatio), 0);
+  EXPECT_EQ(StepsAt(50, 400, kCut), 401);
+  EXPECT_EQ(StepsAt(20, 400, kCut), 641);
+  EXPECT_EQ(StepsAt(90, 400, kCut), 81);
 }
 
 TEST(ParallelSecondsTest, ThreadsWithoutATaskDoNothing) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -118,6 +120,23 @@ absl::Status CheckRange(const char* field, double value, double low, bool low_op
                  high_open ? ")" : "]");
 }
 
+absl::Status CheckBiases(const v1::Sampling& sampling) {
+  if (static_cast<size_t>(sampling.logit_bias_size()) > kMaxLogitBiases) {
+    return Invalid("sampling.logit_bias has ", sampling.logit_bias_size(), " tokens: at most ",
+                   kMaxLogitBiases);
+  }
+  std::set<uint32_t> seen;
+  for (const v1::TokenBias& one : sampling.logit_bias()) {
+    const std::string field = absl::StrCat("sampling.logit_bias[", one.token(), "]");
+    if (!seen.insert(one.token()).second) {
+      return Invalid(field, " is there twice: give each token one bias");
+    }
+    WITHY_RETURN_IF_ERROR(
+        CheckRange(field.c_str(), one.bias(), -kMaxLogitBias, false, kMaxLogitBias, false));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSampling(const v1::Sampling& sampling) {
   WITHY_RETURN_IF_ERROR(
       CheckRange("sampling.temperature", sampling.temperature(), 0, false, kMaxTemperature, false));
@@ -128,6 +147,12 @@ absl::Status CheckSampling(const v1::Sampling& sampling) {
   if (sampling.has_repetition_penalty()) {
     WITHY_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(),
                                      0, true, kMaxRepetitionPenalty, false));
+  }
+  WITHY_RETURN_IF_ERROR(CheckBiases(sampling));
+  for (const auto& [field, penalty] :
+       {std::pair("sampling.presence_penalty", sampling.presence_penalty()),
+        std::pair("sampling.frequency_penalty", sampling.frequency_penalty())}) {
+    WITHY_RETURN_IF_ERROR(CheckRange(field, penalty, -kMaxPenalty, false, kMaxPenalty, false));
   }
   return CheckRange("sampling.repetition_window", sampling.repetition_window(), 0, false,
                     kMaxRepetitionWindow, false);
@@ -304,7 +329,8 @@ absl::Status ValidateGenerate(const v1::GenerateRequest& request) {
     return Invalid("prompt_level_percent is ", request.prompt_level_percent(),
                    ": must be in [1, 100], or 0 to decide");
   }
-  return grammar::CheckFormat(engine::FormatFromWire(request.output_format()));
+  return grammar::CheckFormat(
+      engine::FormatFromWire(request.output_format(), request.prompt().messages().tools_json()));
 }
 
 absl::Status ValidateForModel(const v1::GenerateRequest& request, const ModelLimits& model) {
@@ -319,6 +345,11 @@ absl::Status ValidateForModel(const v1::GenerateRequest& request, const ModelLim
   if (model.vocabulary > 0 && request.sampling().top_k() > model.vocabulary) {
     return Invalid("sampling.top_k is ", request.sampling().top_k(), ": at most the vocabulary of ",
                    model.vocabulary, " tokens; 0 keeps all");
+  }
+  for (const v1::TokenBias& one : request.sampling().logit_bias()) {
+    if (model.vocabulary == 0 || one.token() < model.vocabulary) continue;
+    return Invalid("sampling.logit_bias[", one.token(), "] is no token: the vocabulary has ",
+                   model.vocabulary);
   }
   if (const uint32_t level = request.model_level_percent(); level != 0) {
     for (uint32_t known : model.levels_percent) {

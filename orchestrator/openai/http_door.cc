@@ -1,6 +1,10 @@
 #include "orchestrator/openai/http_door.h"
 
+#include <algorithm>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,9 +21,11 @@
 #include "orchestrator/app_records.h"
 #include "orchestrator/board/peer_watch.h"
 #include "orchestrator/call/validate.h"
+#include "orchestrator/openai/api.h"
 #include "orchestrator/openai/conversations.h"
 #include "orchestrator/openai/echoed_prompt.h"
 #include "orchestrator/openai/http_reply.h"
+#include "orchestrator/openai/messages_answer.h"
 #include "orchestrator/openai/openai_answer.h"
 #include "orchestrator/openai/openai_error.h"
 #include "orchestrator/openai/openai_request.h"
@@ -35,10 +41,14 @@ constexpr absl::Duration kStoreTime = absl::Seconds(10);
 constexpr int64_t kReadyRetryMs = 1000;
 constexpr char kListenRemedy[] = "set it to a free HOST:PORT, or leave it out for no HTTP";
 
+// The Messages API's clients send it in a header of its own.
 std::string TokenOf(const http::RequestHead& head) {
   const std::string* header = head.Find("authorization");
   constexpr absl::string_view kBearer = "bearer ";
-  if (header == nullptr || !absl::StartsWithIgnoreCase(*header, kBearer)) return "";
+  if (header == nullptr || !absl::StartsWithIgnoreCase(*header, kBearer)) {
+    const std::string* key = head.Find("x-api-key");
+    return key == nullptr ? "" : *key;
+  }
   return std::string(absl::StripAsciiWhitespace(absl::string_view(*header).substr(kBearer.size())));
 }
 
@@ -85,31 +95,45 @@ class HttpDoor::Server {
   }
 
  private:
-  // One call on its way to its client.
-  struct Call {
+  // A request on its way to its answer.
+  struct Request {
     HttpReply& reply;
-    IncomingCall incoming;
+    const Api& api;
+    int64_t arrived_ns = 0;
     std::string app_id;
-    std::shared_ptr<CallControl> control;  // shared with those who cancel
-    OpenAiCall asked;
-    std::vector<v1::Token> echoed =
-        {};  // the prompt's tokens, if their log-probabilities are shown
+    std::vector<OpenAiCall> choices;
+    std::unique_ptr<AnswerWriter> writer = nullptr;
+  };
+  // The call of one of its choices.
+  struct Call {
+    Request& request;
+    OpenAiCall& asked;
+    IncomingCall incoming;
+    std::shared_ptr<CallControl> control;              // shared with those who cancel
     std::optional<v1::Message> answer = std::nullopt;  // once it is finished
+
+    size_t choice() const { return static_cast<size_t>(asked.choice); }
   };
 
   void Handle(http::Exchange& exchange);
   void Health(HttpReply& reply) const;
   Caller CallerOf(const http::Exchange& exchange) const;
   absl::Status Models(const http::Exchange& exchange, HttpReply& reply, std::string_view name);
-  void Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind);
+  void Answer(http::Exchange& exchange, HttpReply& reply, const Api& api);
+  absl::Status AnswerChoice(const http::Exchange& exchange, Request& request, OpenAiCall& asked);
+  absl::Status CountPrompt(const Request& request);
   absl::Status Run(Call& call);
   absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
   absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
+  absl::StatusOr<v1::CountTokensResponse> Count(const std::string& app_id,
+                                                const v1::GenerateRequest& asked,
+                                                const std::function<bool()>& over) const;
   absl::Status EchoAlone(Call& call, const AnsweringModel& model);
   absl::Status Generate(Call& call, const v1::GenerateRequest& request);
   // Sends what an event makes of the answer. False: the client did not take it.
-  static bool SendEvent(Call& call, const v1::GenerateResponse& event, OpenAiAnswer* builder);
-  static void SendEnd(Call& call, const OpenAiAnswer& builder);
+  static bool SendEvent(Call& call, const v1::GenerateResponse& event);
+  static bool Send(const Request& request, const std::vector<ServerEvent>& events);
+  static void SendEnd(const Request& request);
   static int64_t UnixSeconds() { return absl::ToUnixSeconds(absl::Now()); }
 
   const HttpDoorOptions options_;
@@ -135,8 +159,10 @@ absl::StatusOr<std::string> HttpDoor::Server::Start() {
                    {.answer = [this](http::Exchange& exchange) { Handle(exchange); },
                     .refuse =
                         [this](const http::Failure& failure, const http::RequestHead& head) {
+                          const Api* api = FindApi(head.path);
+                          const ErrorForm& errors = api == nullptr ? kOpenAiErrors : api->errors;
                           return HttpResponse(head, failure.status,
-                                              OpenAiHttpError(failure.status, failure.message),
+                                              errors.of_http(failure.status, failure.message),
                                               origins_.ForAnswer(head));
                         }}));
   return absl::StrCat(options_.tls == nullptr ? "http://" : "https://", address);
@@ -149,12 +175,13 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   constexpr std::string_view kModels = "/v1/models";
   const bool health = path == "/health" || path == "/ready";
   const bool models = path == kModels || path.starts_with("/v1/models/");
-  const bool chat = path == "/v1/chat/completions";
-  if (!health && !models && !chat && path != "/v1/completions" && path != "*") {
-    return reply.RespondError(absl::NotFoundError(
-        absl::StrCat(path,
-                     " is not served: there are /v1/models, /v1/chat/completions, "
-                     "/v1/completions, /health and /ready")));
+  const Api* api = FindApi(path);
+  if (api != nullptr) reply.TellErrorsBy(api->errors);
+  if (!health && !models && api == nullptr && path != "*") {
+    std::string served;
+    for (const Api& one : Apis()) absl::StrAppend(&served, ToAbsl(one.path), ", ");
+    return reply.RespondError(absl::NotFoundError(absl::StrCat(
+        path, " is not served: there are ", served, "/v1/models, /health and /ready")));
   }
   const std::string_view methods = health || models ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   const std::string allow = absl::StrCat("Allow: ", ToAbsl(methods), "\r\n");
@@ -163,9 +190,10 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   }
   if (!absl::StrContains(absl::StrCat(" ", ToAbsl(methods), ","),
                          absl::StrCat(" ", head.method, ","))) {
+    const ErrorForm& errors = api == nullptr ? kOpenAiErrors : api->errors;
     return reply.Respond(
         405,
-        OpenAiHttpError(405, absl::StrCat(path, " takes ", ToAbsl(methods), ", not ", head.method)),
+        errors.of_http(405, absl::StrCat(path, " takes ", ToAbsl(methods), ", not ", head.method)),
         allow);
   }
   if (health) {
@@ -174,8 +202,8 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
     const absl::Status status = Models(
         exchange, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
     if (!status.ok()) reply.RespondError(status);
-  } else {
-    Answer(exchange, reply, chat ? OpenAiKind::kChat : OpenAiKind::kCompletion);
+  } else if (api != nullptr) {
+    Answer(exchange, reply, *api);
   }
 }
 
@@ -215,46 +243,82 @@ absl::Status HttpDoor::Server::Models(const http::Exchange& exchange, HttpReply&
       absl::StrCat("model is \"", ToAbsl(name), "\", which is not served now"));
 }
 
-void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, OpenAiKind kind) {
-  const http::RequestHead& head = exchange.head();
-  IncomingCall incoming{
-      .id = RandomId64(), .arrived_ns = clock_.SteadyNanos(), .caller = CallerOf(exchange)};
+void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, const Api& api) {
+  const int64_t arrived_ns = clock_.SteadyNanos();
   // Before the body: only apps may send a large one, and none in vain.
   const absl::StatusOr<std::string> app_id =
-      gateway_.apps().Authenticate(incoming.caller, absl::Now() + kStoreTime);
+      gateway_.apps().Authenticate(CallerOf(exchange), absl::Now() + kStoreTime);
   if (!app_id.ok()) return reply.RespondError(app_id.status());
   reply.AddHeaders([this, app = gateway_.apps().NameOf(*app_id)] {
     return RateLimitHeaders(gateway_.budgets().LeftOf(app));
   });
-  const HeaderOf headers = HeadersOf(head);
+  const HeaderOf headers = HeadersOf(exchange.head());
   if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) {
     return reply.RespondError(good);
   }
   std::string body;
   if (const auto failure = exchange.ReadBody(&body)) return reply.RespondFailure(*failure);
-  absl::StatusOr<OpenAiCall> asked = ParseOpenAiCall(kind, body, headers);
+  const absl::StatusOr<OpenAiCall> asked = api.read(body, headers);
   if (!asked.ok()) return reply.RespondError(asked.status());
-  if (const absl::Status admitted = gateway_.Arrive(incoming.id); !admitted.ok()) {
-    return reply.RespondError(admitted);
+  Request request{.reply = reply,
+                  .api = api,
+                  .arrived_ns = arrived_ns,
+                  .app_id = *app_id,
+                  .choices = ChoicesOf(*asked)};
+  absl::Status status;
+  if (api.answer == nullptr) {
+    status = CountPrompt(request);
+  } else {
+    request.writer = api.answer(request.choices, UnixSeconds());
+    for (OpenAiCall& choice : request.choices) {
+      status = AnswerChoice(exchange, request, choice);
+      if (!status.ok()) break;
+    }
   }
+  if (!status.ok()) {
+    if (!reply.events_begun()) return reply.RespondError(status, api.prompt_field);
+    Send(request, request.writer->Fail(status));
+    return reply.EndEvents();
+  }
+  if (request.writer != nullptr) SendEnd(request);
+}
+
+absl::Status HttpDoor::Server::AnswerChoice(const http::Exchange& exchange, Request& request,
+                                            OpenAiCall& asked) {
+  // The others begin when those before them have ended.
+  const int64_t arrived_ns = asked.choice == 0 ? request.arrived_ns : clock_.SteadyNanos();
+  IncomingCall incoming{.id = RandomId64(), .arrived_ns = arrived_ns, .caller = CallerOf(exchange)};
+  WITHY_RETURN_IF_ERROR(gateway_.Arrive(incoming.id));
   AdmittedScope scope(gateway_, incoming.id);
   const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
   incoming.over = [control] { return !control->Check().ok(); };
-  Call call{.reply = reply,
-            .incoming = std::move(incoming),
-            .app_id = *app_id,
-            .control = control,
-            .asked = *std::move(asked)};
+  Call call{
+      .request = request, .asked = asked, .incoming = std::move(incoming), .control = control};
   const uint64_t watched = watch_.Enter(exchange.fd(), control);
   scope.status = Run(call);
   watch_.Leave(watched);
-  if (scope.status.ok()) return;
-  if (!reply.events_begun()) {
-    return reply.RespondError(scope.status, kind == OpenAiKind::kChat ? "messages" : "prompt");
+  return scope.status;
+}
+
+absl::StatusOr<v1::CountTokensResponse> HttpDoor::Server::Count(
+    const std::string& app_id, const v1::GenerateRequest& asked,
+    const std::function<bool()>& over) const {
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = asked.prompt();
+  count.set_model(asked.model());
+  return gateway_.counter().CountTokens(app_id, count, absl::Now() + kStoreTime, over);
+}
+
+absl::Status HttpDoor::Server::CountPrompt(const Request& request) {
+  const v1::GenerateRequest& asked = request.choices.front().request;
+  if (!asked.context_id().empty()) {
+    return absl::InvalidArgumentError(
+        "x-withy-context is set: what a context holds is not counted; leave it out");
   }
-  // An error in mid-answer: the stream ends without [DONE].
-  reply.SendEvent(OpenAiError(scope.status), "");
-  reply.EndEvents();
+  WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
+                         Count(request.app_id, asked, [] { return false; }));
+  request.reply.Respond(200, MessagesTokens(counted.tokens()));
+  return absl::OkStatus();
 }
 
 absl::Status HttpDoor::Server::PreparePrompt(Call& call,
@@ -271,7 +335,7 @@ absl::Status HttpDoor::Server::PreparePrompt(Call& call,
   }
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
   if (call.asked.echo && request.limits().has_logprobs()) {
-    WITHY_ASSIGN_OR_RETURN(call.echoed, ScorePrompt(call));
+    WITHY_ASSIGN_OR_RETURN(call.asked.echoed, ScorePrompt(call));
   }
   return absl::OkStatus();
 }
@@ -292,22 +356,15 @@ absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call)
 
 // A completion that asks for no token: nothing is generated.
 absl::Status HttpDoor::Server::EchoAlone(Call& call, const AnsweringModel& model) {
-  v1::CountTokensRequest count;
-  *count.mutable_prompt() = call.asked.request.prompt();
-  count.set_model(call.asked.request.model());
   WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
-                         gateway_.counter().CountTokens(
-                             call.app_id, count, absl::Now() + kStoreTime, call.incoming.over));
-  OpenAiAnswer builder(call.asked, UnixSeconds());
-  builder.EchoPrompt(std::move(call.echoed));
+                         Count(call.request.app_id, call.asked.request, call.incoming.over));
   v1::GenerateResponse event;
   event.mutable_started()->set_call_id(CallName(call.incoming.id));
   event.mutable_started()->set_model(model.worker->model().name());
-  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
+  if (!SendEvent(call, event)) return absl::CancelledError("the client went away");
   event.mutable_finished()->set_reason(v1::FINISH_REASON_MAX_TOKENS);
   event.mutable_finished()->mutable_usage()->set_prompt_tokens(counted.tokens());
-  if (!SendEvent(call, event, &builder)) return absl::CancelledError("the client went away");
-  SendEnd(call, builder);
+  if (!SendEvent(call, event)) return absl::CancelledError("the client went away");
   return absl::OkStatus();
 }
 
@@ -325,7 +382,7 @@ absl::Status HttpDoor::Server::Run(Call& call) {
                      asked.truncation() != v1::TRUNCATION_OLDEST;
   for (int tries = 0;; ++tries) {
     std::optional<Conversations::Place> place;
-    if (keeps) place = conversations_.Take(call.app_id, messages, absl::Now() + kStoreTime);
+    if (keeps) place = conversations_.Take(call.request.app_id, messages, absl::Now() + kStoreTime);
     // Clients repeat answers without thoughts.
     call.incoming.record_without_thought = place.has_value();
     if (!place) return Generate(call, asked);
@@ -340,39 +397,42 @@ absl::Status HttpDoor::Server::Run(Call& call) {
     if (sent.tools_json().empty()) sent.set_tools_json("[]");
     if (sent.template_arguments_json().empty()) sent.set_template_arguments_json("{}");
     const absl::Status status = Generate(call, request);
-    conversations_.Return(*place, messages, call.answer ? &*call.answer : nullptr,
+    // Of several answers the client continues one: the first one's context is kept.
+    const bool kept = call.answer.has_value() && call.asked.sample == 0;
+    conversations_.Return(*place, messages, kept ? &*call.answer : nullptr,
                           absl::Now() + kStoreTime);
     // The app deleted it: once more, with a new one.
-    if (absl::IsNotFound(status) && !call.reply.events_begun() && tries == 0) continue;
+    if (absl::IsNotFound(status) && !call.request.reply.events_begun() && tries == 0) continue;
     return status;
   }
 }
 
-bool HttpDoor::Server::SendEvent(Call& call, const v1::GenerateResponse& event,
-                                 OpenAiAnswer* builder) {
-  const std::vector<std::string> documents = builder->OnEvent(event);
-  if (event.has_finished()) call.answer = builder->Said();
-  if (!call.asked.stream) return true;
-  for (const std::string& document : documents) {
-    if (!call.reply.SendEvent(document, builder->started().call_id())) return false;
-  }
-  return true;
+bool HttpDoor::Server::Send(const Request& request, const std::vector<ServerEvent>& events) {
+  return std::all_of(events.begin(), events.end(), [&](const ServerEvent& event) {
+    return request.reply.SendEvent(event, request.writer->CallId());
+  });
 }
 
-void HttpDoor::Server::SendEnd(Call& call, const OpenAiAnswer& builder) {
-  if (call.asked.stream) return call.reply.EndEvents();
-  call.reply.Respond(200, builder.Document(),
-                     absl::StrCat("x-withy-call-id: ", builder.started().call_id(), "\r\n"));
+bool HttpDoor::Server::SendEvent(Call& call, const v1::GenerateResponse& event) {
+  AnswerWriter& writer = *call.request.writer;
+  const std::vector<ServerEvent> events = writer.OnEvent(call.choice(), event);
+  if (event.has_finished()) call.answer = writer.Said(call.choice());
+  return !call.asked.stream || Send(call.request, events);
+}
+
+void HttpDoor::Server::SendEnd(const Request& request) {
+  if (request.choices.front().stream) {
+    Send(request, request.writer->End());
+    return request.reply.EndEvents();
+  }
+  request.reply.Respond(200, request.writer->Document(),
+                        absl::StrCat("x-withy-call-id: ", request.writer->CallId(), "\r\n"));
 }
 
 absl::Status HttpDoor::Server::Generate(Call& call, const v1::GenerateRequest& request) {
-  OpenAiAnswer builder(call.asked, UnixSeconds());
-  builder.EchoPrompt(call.echoed);
-  WITHY_RETURN_IF_ERROR(gateway_.Generate(
+  return gateway_.Generate(
       call.incoming, request, call.control,
-      [&](const v1::GenerateResponse& event) { return SendEvent(call, event, &builder); }));
-  SendEnd(call, builder);
-  return absl::OkStatus();
+      [&](const v1::GenerateResponse& event) { return SendEvent(call, event); });
 }
 
 HttpDoor::HttpDoor() = default;

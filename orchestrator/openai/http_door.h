@@ -1,7 +1,7 @@
-// OpenAI-compatible HTTP API beside gRPC, off the same core: /v1/models, /v1/chat/completions,
-// /v1/completions, and /health. An app's token is the API key. Neighbours: openai_request.h and
-// openai_answer.h translate, conversations.h finds KV of earlier turns, peer_watch.h cancels calls
-// whose client has left, http/server.h speaks HTTP.
+// HTTP APIs beside gRPC, off the same core: OpenAI's /v1/models, /v1/chat/completions and
+// /v1/completions, Anthropic's /v1/messages, and /health. An app's token is the API key.
+// Neighbours: api.h has each API's translations, conversations.h finds KV of earlier turns,
+// peer_watch.h cancels calls whose client has left, http/server.h speaks HTTP.
 #pragma once
 
 #include <cstddef>

@@ -138,6 +138,61 @@ TEST_F(HttpDoorTest, AToolTurnContinuesItsConversation) {
   EXPECT_THAT(wrong["error"]["message"].get<std::string>(), HasSubstr("tools[0]"));
 }
 
+TEST_F(HttpDoorTest, SeveralAnswersAreChoicesOfOneDocument) {
+  const json body = BodyOf(Exchange(
+      board(), Post(kChatPath,
+                    R"({"n": 2, "seed": 5, "messages": [{"role": "user", "content": "hello"}]})")));
+  ASSERT_EQ(body["choices"].size(), 2u) << body;
+  EXPECT_EQ(body["choices"][1]["index"], 1);
+  EXPECT_EQ(body["choices"][1]["message"]["content"], "abc");
+  EXPECT_EQ(last_run().sampling().seed(), 6u);
+  const std::string events = Exchange(
+      board(), Post("/v1/completions", R"({"prompt": ["hello", "hello"], "stream": true})"));
+  EXPECT_THAT(events, HasSubstr("\"index\":1"));
+  const size_t done = events.find("data: [DONE]");
+  ASSERT_NE(done, std::string::npos);
+  EXPECT_EQ(events.find("data: [DONE]", done + 1), std::string::npos);
+}
+
+TEST_F(HttpDoorTest, TheMessagesApiIsServed) {
+  constexpr char kAsk[] =
+      R"({"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]})";
+  const std::string key = "x-api-key: good\r\nanthropic-version: 2023-06-01\r\n";
+  const json body = BodyOf(Exchange(board(), Post("/v1/messages", kAsk, key)));
+  EXPECT_EQ(body["type"], "message") << body;
+  EXPECT_EQ(body["content"][0]["text"], "abc");
+  std::string streaming = kAsk;
+  streaming.insert(1, R"("stream": true, )");
+  const std::string events = Exchange(board(), Post("/v1/messages", streaming, key));
+  EXPECT_THAT(events, HasSubstr("event: message_start\ndata: {\"type\":\"message_start\""));
+  EXPECT_THAT(events, HasSubstr("event: message_stop\n"));
+  const json counted = BodyOf(Exchange(board(), Post("/v1/messages/count_tokens", kAsk, key)));
+  EXPECT_GT(counted["input_tokens"], 0) << counted;
+  const json refused = BodyOf(Exchange(board(), Post("/v1/messages", kAsk, "x-api-key: bad\r\n")));
+  EXPECT_EQ(refused["error"]["type"], "authentication_error") << refused;
+}
+
+TEST_F(HttpDoorTest, TheResponsesApiIsServed) {
+  const json body =
+      BodyOf(Exchange(board(), Post("/v1/responses", R"({"input": "hello", "store": true})")));
+  EXPECT_EQ(body["object"], "response") << body;
+  EXPECT_EQ(body["output"][0]["content"][0]["text"], "abc");
+  const std::string events =
+      Exchange(board(), Post("/v1/responses", R"({"input": "hello", "stream": true})"));
+  EXPECT_THAT(events, HasSubstr("event: response.created\n"));
+  EXPECT_THAT(events, HasSubstr("event: response.completed\n"));
+  const json refused = BodyOf(Exchange(
+      board(), Post("/v1/responses", R"({"input": "x", "previous_response_id": "resp_1"})")));
+  EXPECT_EQ(refused["error"]["param"], "previous_response_id") << refused;
+}
+
+TEST_F(HttpDoorTest, ARequestsNameIsReturned) {
+  EXPECT_THAT(Exchange(board(), Post(kChatPath, kHello,
+                                     "Authorization: Bearer good\r\nX-Request-Id: mine-7\r\n")),
+              HasSubstr("x-request-id: mine-7\r\n"));
+  EXPECT_THAT(Exchange(board(), Post(kChatPath, "{")), HasSubstr("x-request-id: req_"));
+}
+
 TEST_F(HttpDoorTest, AStreamIsEventsInChunks) {
   const std::string response =
       Exchange(board(), Post("/v1/completions", R"({"prompt": "hello", "stream": true})"));

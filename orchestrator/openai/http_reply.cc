@@ -1,9 +1,12 @@
 #include "orchestrator/openai/http_reply.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/ids.h"
 #include "base/strings.h"
 #include "http/status.h"
 #include "orchestrator/openai/openai_error.h"
@@ -13,6 +16,16 @@ namespace withy::orchestrator {
 namespace {
 
 constexpr int64_t kLongestClientWaitMs = 60'000;
+constexpr size_t kMostRequestIdBytes = 128;
+
+// The client's name for its request, or a new one.
+std::string RequestId(const http::RequestHead& head) {
+  const std::string* given = head.Find("x-request-id");
+  const bool usable = given != nullptr && !given->empty() && given->size() <= kMostRequestIdBytes &&
+                      std::all_of(given->begin(), given->end(),
+                                  [](unsigned char c) { return absl::ascii_isgraph(c); });
+  return usable ? *given : absl::StrCat("req_", absl::Hex(RandomId64(), absl::kZeroPad16));
+}
 
 }  // namespace
 
@@ -29,6 +42,11 @@ std::string HttpResponse(const http::RequestHead& head, int status, std::string_
   return response;
 }
 
+HttpReply::HttpReply(http::Exchange& exchange, const WebOrigins& origins)
+    : exchange_(exchange),
+      shared_headers_(absl::StrCat(origins.ForAnswer(exchange.head()),
+                                   "x-request-id: ", RequestId(exchange.head()), "\r\n")) {}
+
 void HttpReply::Respond(int status, std::string_view body, std::string_view headers) {
   exchange_.Send(
       HttpResponse(exchange_.head(), status, body, absl::StrCat(SharedHeaders(), ToAbsl(headers))));
@@ -43,14 +61,14 @@ void HttpReply::RespondError(const absl::Status& status, std::string_view prompt
     if (*retry_ms > kLongestClientWaitMs) headers += "x-should-retry: false\r\n";
   }
   if (absl::IsUnauthenticated(status)) headers += "WWW-Authenticate: Bearer\r\n";
-  Respond(HttpStatusOf(status), OpenAiError(status, prompt_field), headers);
+  Respond(HttpStatusOf(status), errors_->of_call(status, prompt_field), headers);
 }
 
 void HttpReply::RespondFailure(const http::Failure& failure) {
-  Respond(failure.status, OpenAiHttpError(failure.status, failure.message));
+  Respond(failure.status, errors_->of_http(failure.status, failure.message));
 }
 
-bool HttpReply::SendEvent(std::string_view document, std::string_view call_id) {
+bool HttpReply::SendEvent(const ServerEvent& sent, std::string_view call_id) {
   const bool chunked = !exchange_.head().http_1_0;  // which knows the end by the connection's
   std::string bytes;
   if (!std::exchange(events_begun_, true)) {
@@ -59,7 +77,9 @@ bool HttpReply::SendEvent(std::string_view document, std::string_view call_id) {
         chunked ? "Transfer-Encoding: chunked\r\n" : "", "Connection: close\r\n", SharedHeaders(),
         "x-withy-call-id: ", ToAbsl(call_id), "\r\n\r\n");
   }
-  const std::string event = absl::StrCat("data: ", ToAbsl(document), "\n\n");
+  const std::string event =
+      absl::StrCat(sent.name.empty() ? "" : "event: ", sent.name, sent.name.empty() ? "" : "\n",
+                   "data: ", sent.data, "\n\n");
   if (chunked) {
     absl::StrAppend(&bytes, absl::Hex(event.size()), "\r\n", event, "\r\n");
   } else {

@@ -9,6 +9,8 @@
 
 #include "absl/status/status.h"
 #include "http/server.h"
+#include "orchestrator/openai/answer_writer.h"
+#include "orchestrator/openai/openai_error.h"
 #include "orchestrator/openai/web_origins.h"
 
 namespace withy::orchestrator {
@@ -20,9 +22,11 @@ std::string HttpResponse(const http::RequestHead& head, int status, std::string_
 // For one thread.
 class HttpReply {
  public:
-  HttpReply(http::Exchange& exchange, const WebOrigins& origins)
-      : exchange_(exchange), shared_headers_(origins.ForAnswer(exchange.head())) {}
+  // Answers have the request's x-request-id, or a new one.
+  HttpReply(http::Exchange& exchange, const WebOrigins& origins);
 
+  // How errors are told; at first as in OpenAI's API.
+  void TellErrorsBy(const ErrorForm& errors) { errors_ = &errors; }
   // Further headers, lines with their CR LF; asked for when a head is sent.
   void AddHeaders(std::function<std::string()> headers) { more_headers_ = std::move(headers); }
 
@@ -33,7 +37,7 @@ class HttpReply {
 
   // Server-sent events. The head waits for the first one, so that a call that fails before has a
   // status of its own. False: the client did not take it.
-  bool SendEvent(std::string_view document, std::string_view call_id);
+  bool SendEvent(const ServerEvent& event, std::string_view call_id);
   void EndEvents();
   bool events_begun() const { return events_begun_; }
 
@@ -43,6 +47,7 @@ class HttpReply {
   }
 
   http::Exchange& exchange_;
+  const ErrorForm* errors_ = &kOpenAiErrors;
   const std::string shared_headers_;
   std::function<std::string()> more_headers_;  // empty: none
   bool events_begun_ = false;

@@ -2,14 +2,12 @@
 
 #include <google/protobuf/util/json_util.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <span>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/chat/thoughts.h"
-#include "engine/chat/tool_calls.h"
 #include "orchestrator/call/validate.h"
+#include "orchestrator/openai/openai_error.h"
 
 namespace withy::orchestrator {
 namespace {
@@ -150,11 +148,21 @@ OutJson CallOf(const v1::ToolCall& call) {
           {"function", {{"name", call.name()}, {"arguments", call.arguments_json()}}}};
 }
 
-// Whether the answer may call tools. Those of a context are not known here.
-bool MayCall(const OpenAiCall& call) {
-  if (call.kind != OpenAiKind::kChat) return false;
-  return !engine::IsEmptyJson(call.request.prompt().messages().tools_json()) ||
-         !call.request.context_id().empty();
+// The message of a finished chat.
+OutJson MessageOf(const AnswerText& text) {
+  const v1::Message said = text.Said();
+  const bool only_calls = said.content().empty() && said.tool_calls_size() > 0;
+  OutJson message = {{"role", "assistant"},
+                     {"content", only_calls ? OutJson(nullptr) : OutJson(said.content())},
+                     {"refusal", nullptr}};
+  if (std::string thought = text.Thought(); !thought.empty()) {
+    message[kReasoning] = std::move(thought);
+  }
+  if (said.tool_calls_size() > 0) {
+    OutJson& calls = message["tool_calls"] = OutJson::array();
+    for (const v1::ToolCall& call : said.tool_calls()) calls.push_back(CallOf(call));
+  }
+  return message;
 }
 
 // What all documents of a call begin with.
@@ -173,7 +181,7 @@ OutJson Head(const OpenAiCall& call, const v1::GenerateStarted& started, int64_t
 OutJson Chunk(const OpenAiCall& call, const v1::GenerateStarted& started, int64_t created,
               OutJson delta, OutJson logprobs, const char* reason) {
   OutJson json = Head(call, started, created, true);
-  OutJson choice = {{"index", 0}};
+  OutJson choice = {{"index", call.choice}};
   if (call.kind == OpenAiKind::kChat) {
     choice["delta"] = std::move(delta);
   } else {
@@ -196,154 +204,141 @@ OutJson ModelOf(const v1::ModelDescription& model, int64_t created) {
 
 }  // namespace
 
-OpenAiAnswer::OpenAiAnswer(const OpenAiCall& call, int64_t created_unix_s)
-    : call_(call), created_unix_s_(created_unix_s) {}
-
-std::vector<std::string> OpenAiAnswer::OnEvent(const v1::GenerateResponse& event) {
-  if (event.has_delta()) return OnDelta(event.delta());
-  if (event.has_finished()) {
-    finished_ = true;
-    outcome_ = event.finished();
-    return OnFinished();
+OpenAiAnswer::OpenAiAnswer(std::span<const OpenAiCall> choices, int64_t created_unix_s)
+    : created_unix_s_(created_unix_s) {
+  for (const OpenAiCall& call : choices) {
+    choices_.push_back(
+        {.call = call, .text = AnswerText(call.kind == OpenAiKind::kChat, call.MayCallTools())});
   }
-  if (!event.has_started()) return {};
-  // A second one: the worker was replaced before the first token, and the answer begins anew.
-  const bool first = started_.call_id().empty();
-  started_ = event.started();
-  if (!first) return {};
+}
+
+std::vector<ServerEvent> OpenAiAnswer::OnEvent(size_t choice, const v1::GenerateResponse& event) {
+  Choice& told = choices_[choice];
+  if (event.has_delta()) return OnDelta(told, event.delta());
+  if (event.has_finished()) return OnFinished(told, event.finished());
+  if (event.has_started()) return OnStarted(told, event.started());
+  return {};
+}
+
+std::vector<ServerEvent> OpenAiAnswer::OnStarted(Choice& choice,
+                                                 const v1::GenerateStarted& started) {
+  if (first_.call_id().empty()) first_ = started;
+  if (!choice.text.Start(started)) return {};
   OutJson beginning = "";
-  if (call_.kind == OpenAiKind::kChat) {
+  if (choice.call.kind == OpenAiKind::kChat) {
     beginning = {{"role", "assistant"}, {"content", ""}};
-  } else if (call_.echo) {
-    beginning = call_.request.prompt().text();
+  } else if (choice.call.echo) {
+    beginning = choice.call.request.prompt().text();
   }
-  OutJson json = Chunk(call_, started_, created_unix_s_, std::move(beginning),
-                       CompletionLogprobs(prompt_tokens_, &characters_), nullptr);
-  json["withy"] = StartOf(started_);
-  return {Dump(json)};
+  OutJson json = Chunk(choice.call, first_, created_unix_s_, std::move(beginning),
+                       CompletionLogprobs(choice.call.echoed, &choice.characters), nullptr);
+  json["withy"] = StartOf(started);
+  return {{.name = "", .data = Dump(json)}};
 }
 
-void OpenAiAnswer::EchoPrompt(std::vector<v1::Token> tokens) { prompt_tokens_ = std::move(tokens); }
-
-std::string OpenAiAnswer::TextChunk(const char* field, std::string_view text) {
-  const bool chat = call_.kind == OpenAiKind::kChat;
-  OutJson logprobs = chat ? ChatLogprobs(held_) : CompletionLogprobs(held_, &characters_);
-  held_.clear();
-  return Dump(Chunk(call_, started_, created_unix_s_,
-                    chat ? OutJson{{field, std::string(text)}} : OutJson(std::string(text)),
-                    std::move(logprobs), nullptr));
+void OpenAiAnswer::AddText(Choice& choice, const std::vector<AnswerPiece>& pieces,
+                           std::vector<ServerEvent>* sent) const {
+  const bool chat = choice.call.kind == OpenAiKind::kChat;
+  for (const AnswerPiece& piece : pieces) {
+    if (piece.text.empty() && choice.held.empty()) continue;
+    OutJson logprobs =
+        chat ? ChatLogprobs(choice.held) : CompletionLogprobs(choice.held, &choice.characters);
+    choice.held.clear();
+    OutJson delta = piece.text;
+    if (chat) delta = {{piece.thought ? kReasoning : kContent, piece.text}};
+    sent->push_back({.name = "",
+                     .data = Dump(Chunk(choice.call, first_, created_unix_s_, std::move(delta),
+                                        std::move(logprobs), nullptr))});
+  }
 }
 
-// What of `text` is known to be thought, and where the answer begins.
-size_t OpenAiAnswer::SendThought(std::string_view text, bool whole,
-                                 std::vector<std::string>* sent) {
-  if (call_.kind != OpenAiKind::kChat) return 0;
-  const engine::ThoughtSpan span =
-      engine::FindThought(text, started_.answer_begins_in_thought(), whole);
-  const size_t from = std::max(span.begin, thought_sent_);
-  if (span.thinks && span.end > from) {
-    sent->push_back(TextChunk(kReasoning, text.substr(from, span.end - from)));
-    thought_sent_ = span.end;
+std::vector<ServerEvent> OpenAiAnswer::OnDelta(Choice& choice, const v1::GenerateDelta& delta) {
+  if (choice.call.request.limits().has_logprobs()) {
+    choice.tokens.insert(choice.tokens.end(), delta.tokens().begin(), delta.tokens().end());
+    choice.held.insert(choice.held.end(), delta.tokens().begin(), delta.tokens().end());
   }
-  return span.answer;
-}
-
-std::vector<std::string> OpenAiAnswer::OnDelta(const v1::GenerateDelta& delta) {
-  if (call_.request.limits().has_logprobs()) {
-    tokens_.insert(tokens_.end(), delta.tokens().begin(), delta.tokens().end());
-    held_.insert(held_.end(), delta.tokens().begin(), delta.tokens().end());
-  }
-  text_ += delta.text();
-  std::vector<std::string> sent;
-  const size_t answer = SendThought(text_, /*whole=*/false, &sent);
-  if (answer == engine::ThoughtSpan::kNotYet) return sent;
-  const size_t from = std::max(sent_bytes_, answer);
-  const bool may_call = MayCall(call_);
-  const size_t end = may_call ? engine::ShownBeforeCalls(text_, from) : text_.size();
-  if (end == from && (held_.empty() || may_call)) return sent;
-  sent.push_back(TextChunk(kContent, std::string_view(text_).substr(from, end - from)));
-  sent_bytes_ = end;
+  std::vector<ServerEvent> sent;
+  AddText(choice, choice.text.Add(delta), &sent);
   return sent;
 }
 
-std::vector<std::string> OpenAiAnswer::OnFinished() {
-  std::vector<std::string> sent;
-  const std::string text = TextOutsideCalls();
-  const size_t answer = std::max(SendThought(text, /*whole=*/true, &sent), sent_bytes_);
-  const std::string_view rest = std::string_view(text).substr(std::min(answer, text.size()));
-  if (!rest.empty() || !held_.empty()) sent.push_back(TextChunk(kContent, rest));
+std::vector<ServerEvent> OpenAiAnswer::OnFinished(Choice& choice,
+                                                  const v1::GenerateFinished& outcome) {
+  std::vector<ServerEvent> sent;
+  AddText(choice, choice.text.Finish(outcome), &sent);
   const auto chunk = [&](OutJson delta, const char* reason) {
-    return Chunk(call_, started_, created_unix_s_, std::move(delta), nullptr, reason);
+    return Chunk(choice.call, first_, created_unix_s_, std::move(delta), nullptr, reason);
   };
-  for (int i = 0; i < outcome_.tool_calls_size(); ++i) {
+  for (int i = 0; i < outcome.tool_calls_size(); ++i) {
     OutJson call = {{"index", i}};
-    call.update(CallOf(outcome_.tool_calls(i)));
-    sent.push_back(Dump(chunk({{"tool_calls", OutJson::array({std::move(call)})}}, nullptr)));
+    call.update(CallOf(outcome.tool_calls(i)));
+    OutJson calls = {{"tool_calls", OutJson::array({std::move(call)})}};
+    sent.push_back({.name = "", .data = Dump(chunk(std::move(calls), nullptr))});
   }
-  const bool chat = call_.kind == OpenAiKind::kChat;
-  OutJson last = chunk(chat ? OutJson::object() : OutJson(""), FinishReasonOf(outcome_.reason()));
-  last["withy"] = OutcomeOf(outcome_);
-  sent.push_back(Dump(last));
-  if (call_.include_usage) {
-    OutJson usage = Head(call_, started_, created_unix_s_, true);
-    usage["choices"] = OutJson::array();
-    usage["usage"] = UsageOf(outcome_.usage());
-    sent.push_back(Dump(usage));
-  }
-  sent.emplace_back("[DONE]");
+  const bool chat = choice.call.kind == OpenAiKind::kChat;
+  OutJson last = chunk(chat ? OutJson::object() : OutJson(""), FinishReasonOf(outcome.reason()));
+  last["withy"] = OutcomeOf(outcome);
+  sent.push_back({.name = "", .data = Dump(last)});
   return sent;
 }
 
-std::string OpenAiAnswer::TextOutsideCalls() const {
-  if (outcome_.tool_calls().empty()) return outcome_.text();
-  std::vector<std::string> names;  // the tools of a context are not known here
-  for (const v1::ToolCall& call : outcome_.tool_calls()) names.push_back(call.name());
-  return engine::ToolCallParser(names).Parse(outcome_.text()).text;
+// A prompt that several choices answer counts once.
+OutJson OpenAiAnswer::Usage() const {
+  v1::Usage sum;
+  for (const Choice& choice : choices_) {
+    const v1::Usage& usage = choice.text.outcome().usage();
+    if (choice.call.sample == 0) {
+      sum.set_prompt_tokens(sum.prompt_tokens() + usage.context_tokens() + usage.prompt_tokens());
+      sum.set_reused_tokens(sum.reused_tokens() + usage.reused_tokens());
+    }
+    sum.set_completion_tokens(sum.completion_tokens() + usage.completion_tokens());
+    sum.set_drafted_tokens(sum.drafted_tokens() + usage.drafted_tokens());
+    sum.set_accepted_tokens(sum.accepted_tokens() + usage.accepted_tokens());
+  }
+  return UsageOf(sum);
 }
 
-v1::Message OpenAiAnswer::Said() const {
-  v1::Message message;
-  message.set_role("assistant");
-  message.set_content(
-      engine::WithoutThought(TextOutsideCalls(), started_.answer_begins_in_thought()));
-  *message.mutable_tool_calls() = outcome_.tool_calls();
-  return message;
+std::vector<ServerEvent> OpenAiAnswer::End() {
+  std::vector<ServerEvent> sent;
+  const OpenAiCall& call = choices_.front().call;
+  if (call.include_usage) {
+    OutJson usage = Head(call, first_, created_unix_s_, true);
+    usage["choices"] = OutJson::array();
+    usage["usage"] = Usage();
+    sent.push_back({.name = "", .data = Dump(usage)});
+  }
+  sent.push_back({.name = "", .data = "[DONE]"});
+  return sent;
+}
+
+// It ends without [DONE].
+std::vector<ServerEvent> OpenAiAnswer::Fail(const absl::Status& status) {
+  return {{.name = "", .data = OpenAiError(status)}};
 }
 
 std::string OpenAiAnswer::Document() const {
-  const bool chat = call_.kind == OpenAiKind::kChat;
-  OutJson choice = {{"index", 0}};
-  if (chat) {
-    const v1::Message said = Said();
-    const bool only_calls = said.content().empty() && said.tool_calls_size() > 0;
-    choice["message"] = {{"role", "assistant"},
-                         {"content", only_calls ? OutJson(nullptr) : OutJson(said.content())},
-                         {"refusal", nullptr}};
-    const std::string text = TextOutsideCalls();
-    const engine::ThoughtSpan thought =
-        engine::FindThought(text, started_.answer_begins_in_thought(), /*whole=*/true);
-    if (thought.thinks) {
-      choice["message"][kReasoning] = text.substr(thought.begin, thought.end - thought.begin);
+  OutJson choices = OutJson::array();
+  for (const Choice& one : choices_) {
+    OutJson choice = {{"index", one.call.choice}};
+    if (one.call.kind == OpenAiKind::kChat) {
+      choice["message"] = MessageOf(one.text);
+      choice["logprobs"] = ChatLogprobs(one.tokens);
+    } else {
+      const std::string& text = one.text.outcome().text();
+      choice["text"] = one.call.echo ? absl::StrCat(one.call.request.prompt().text(), text) : text;
+      std::vector<v1::Token> tokens = one.call.echoed;
+      tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
+      CharacterCounter characters;
+      choice["logprobs"] = CompletionLogprobs(tokens, &characters);
     }
-    if (said.tool_calls_size() > 0) {
-      OutJson& calls = choice["message"]["tool_calls"] = OutJson::array();
-      for (const v1::ToolCall& call : said.tool_calls()) calls.push_back(CallOf(call));
-    }
-    choice["logprobs"] = ChatLogprobs(tokens_);
-  } else {
-    choice["text"] =
-        call_.echo ? absl::StrCat(call_.request.prompt().text(), outcome_.text()) : outcome_.text();
-    std::vector<v1::Token> tokens = prompt_tokens_;
-    tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
-    CharacterCounter characters;
-    choice["logprobs"] = CompletionLogprobs(tokens, &characters);
+    choice["finish_reason"] = FinishReasonOf(one.text.outcome().reason());
+    choices.push_back(std::move(choice));
   }
-  choice["finish_reason"] = FinishReasonOf(outcome_.reason());
-  OutJson json = Head(call_, started_, created_unix_s_, false);
-  json["choices"] = OutJson::array({std::move(choice)});
-  json["usage"] = UsageOf(outcome_.usage());
-  json["withy"] = StartOf(started_);
-  json["withy"].update(OutcomeOf(outcome_));
+  OutJson json = Head(choices_.front().call, first_, created_unix_s_, false);
+  json["choices"] = std::move(choices);
+  json["usage"] = Usage();
+  json["withy"] = StartOf(choices_.front().text.started());
+  json["withy"].update(OutcomeOf(choices_.front().text.outcome()));
   return Dump(json);
 }
 

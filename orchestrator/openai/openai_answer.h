@@ -7,59 +7,54 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "orchestrator/openai/answer_text.h"
+#include "orchestrator/openai/answer_writer.h"
 #include "orchestrator/openai/echoed_prompt.h"
 #include "orchestrator/openai/openai_request.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
 
-// Builds the answer to one call out of the messages of its Generate. Text that may be the beginning
-// of a tool's call is held back until it is known. For one thread.
-class OpenAiAnswer {
+// For one thread.
+class OpenAiAnswer : public AnswerWriter {
  public:
-  OpenAiAnswer(const OpenAiCall& call, int64_t created_unix_s);
+  // `choices`: as ChoicesOf; outlive it.
+  OpenAiAnswer(std::span<const OpenAiCall> choices, int64_t created_unix_s);
 
-  // The prompt's tokens, which a completion repeats with their log-probabilities. Before all
-  // events.
-  void EchoPrompt(std::vector<v1::Token> tokens);
-
-  // Takes the next message. Returns what a stream sends for it, each text one JSON document
-  // ("data:" is not included); empty for nothing.
-  std::vector<std::string> OnEvent(const v1::GenerateResponse& event);
-  // The whole answer, once `finished` has come: what a call without a stream gets.
-  std::string Document() const;
-  // Whether `finished` has come.
-  bool finished() const { return finished_; }
-  const v1::GenerateStarted& started() const { return started_; }
-  // The answer as a message of the conversation, once `finished` has come: its text without thought
-  // and calls, and the calls.
-  v1::Message Said() const;
+  std::vector<ServerEvent> OnEvent(size_t choice, const v1::GenerateResponse& event) override;
+  std::vector<ServerEvent> End() override;
+  std::vector<ServerEvent> Fail(const absl::Status& status) override;
+  std::string Document() const override;
+  std::string CallId() const override { return first_.call_id(); }
+  v1::Message Said(size_t choice) const override { return choices_[choice].text.Said(); }
 
  private:
-  std::vector<std::string> OnDelta(const v1::GenerateDelta& delta);
-  std::vector<std::string> OnFinished();
-  // A chunk with text of the answer, and the log-probabilities held back so far.
-  std::string TextChunk(const char* field, std::string_view text);
-  size_t SendThought(std::string_view text, bool whole, std::vector<std::string>* sent);
-  std::string TextOutsideCalls() const;
+  struct Choice {
+    const OpenAiCall& call;
+    AnswerText text;
+    std::vector<v1::Token> tokens = {};  // with log-probabilities, if they were asked for
+    std::vector<v1::Token> held = {};    // those of text that has not been sent
+    CharacterCounter characters = {};    // that a completion's log-probabilities were sent for
+  };
 
-  const OpenAiCall& call_;
+  std::vector<ServerEvent> OnStarted(Choice& choice, const v1::GenerateStarted& started);
+  std::vector<ServerEvent> OnDelta(Choice& choice, const v1::GenerateDelta& delta);
+  std::vector<ServerEvent> OnFinished(Choice& choice, const v1::GenerateFinished& outcome);
+  // Chunks with text of the answer, and the log-probabilities held back so far.
+  void AddText(Choice& choice, const std::vector<AnswerPiece>& pieces,
+               std::vector<ServerEvent>* sent) const;
+  nlohmann::ordered_json Usage() const;
+
   const int64_t created_unix_s_;
-  v1::GenerateStarted started_;
-  v1::GenerateFinished outcome_;
-  std::vector<v1::Token> tokens_;  // with log-probabilities, if they were asked for
-  std::vector<v1::Token> held_;    // those of text that has not been sent
-  std::vector<v1::Token> prompt_tokens_;
-  CharacterCounter characters_;  // that a completion's log-probabilities were sent for
-  std::string text_;
-  size_t sent_bytes_ = 0;    // of text_
-  size_t thought_sent_ = 0;  // likewise: the end of what was sent of a thought
-  bool finished_ = false;
+  v1::GenerateStarted first_;  // of the choices: all are told under its id
+  std::vector<Choice> choices_;
 };
 
 // The documents of /v1/models/NAME and /v1/models.

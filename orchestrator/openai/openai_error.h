@@ -18,6 +18,13 @@ std::string OpenAiError(const absl::Status& status, std::string_view prompt_fiel
 // That of an error of HTTP itself.
 std::string OpenAiHttpError(int http_status, std::string_view message);
 
+// How an API tells errors.
+struct ErrorForm {
+  std::string (*of_call)(const absl::Status& status, std::string_view prompt_field);
+  std::string (*of_http)(int http_status, std::string_view message);
+};
+inline constexpr ErrorForm kOpenAiErrors = {.of_call = OpenAiError, .of_http = OpenAiHttpError};
+
 // `message` with OpenAI's name of the field that it begins with, which is put into `param`; "" if
 // it begins with none.
 std::string InOpenAiNames(std::string_view message, std::string* param);

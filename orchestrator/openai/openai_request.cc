@@ -3,129 +3,46 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/contract_limits.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "engine/chat/tool_calls.h"
 #include "orchestrator/call/digest.h"
 #include "orchestrator/call/validate.h"
 #include "orchestrator/call/validate_tools.h"
+#include "orchestrator/openai/request_json.h"
 
 namespace withy::orchestrator {
 namespace {
 
 // Keeps the order of keys, which a model sees in tools.
 using Json = OrderedJson;
+using body::Count;
+using body::Find;
+using body::Flag;
+using body::InWords;
+using body::JsonText;
+using body::kMinusOne;
+using body::NotEmpty;
+using body::Number;
+using body::Only;
+using body::Text;
+using body::Whole;
+using body::WholeNumber;
+using body::Wrong;
+using body::WrongType;
 
 // Levels around a tool's schema or a call's arguments, which have kMaxJsonDepth of their own.
 constexpr int kOuterLevels = 8;
-
-absl::Status Wrong(std::string_view field, std::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(field), ToAbsl(what)));
-}
-
-absl::Status WrongType(std::string_view field, const Json& value, std::string_view wanted) {
-  return Wrong(field,
-               absl::StrCat(" is of type ", value.type_name(), ": it must be ", ToAbsl(wanted)));
-}
-
-// A value as text.
-absl::StatusOr<std::string> JsonText(std::string_view field, const Json& value) {
-  std::string text = value.dump();
-  if (const int depth = JsonDepth(text); depth > kMaxJsonDepth) {
-    return Wrong(field, absl::StrCat(" is nested ", depth, " levels deep: at most ", kMaxJsonDepth,
-                                     "; make it flatter"));
-  }
-  return text;
-}
-
-// A member that is there and not null.
-const Json* Find(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
-absl::StatusOr<std::optional<double>> Number(const Json& object, const char* name) {
-  const Json* value = Find(object, name);
-  if (value == nullptr) return std::nullopt;
-  if (!value->is_number()) return WrongType(name, *value, "a number");
-  return value->get<double>();
-}
-
-// A whole number, also one that is written with a point, as some languages write all numbers.
-struct WholeNumber {
-  bool negative = false;
-  uint64_t magnitude = 0;  // of one that is too large: the largest
-
-  bool operator==(const WholeNumber&) const = default;
-};
-
-constexpr WholeNumber kMinusOne = {.negative = true, .magnitude = 1};
-
-absl::StatusOr<std::optional<WholeNumber>> Whole(const Json& object, const char* name) {
-  const Json* value = Find(object, name);
-  if (value == nullptr) return std::nullopt;
-  if (value->is_number_unsigned()) return WholeNumber{.magnitude = value->get<uint64_t>()};
-  if (value->is_number_integer()) {
-    return WholeNumber{.negative = true,
-                       .magnitude = 0 - static_cast<uint64_t>(value->get<int64_t>())};
-  }
-  if (!value->is_number()) return WrongType(name, *value, "a whole number");
-  const double number = value->get<double>();
-  if (std::trunc(number) != number) {
-    return Wrong(name, absl::StrCat(" is ", number, ": it must be a whole number"));
-  }
-  constexpr double kTooLarge = 18446744073709551616.0;  // 2^64
-  const double size = std::abs(number);
-  return WholeNumber{.negative = number < 0,
-                     .magnitude = size < kTooLarge ? static_cast<uint64_t>(size) : UINT64_MAX};
-}
-
-std::string InWords(const WholeNumber& number) {
-  return absl::StrCat(number.negative ? "-" : "", number.magnitude);
-}
-
-absl::StatusOr<std::optional<uint64_t>> Count(const Json& object, const char* name,
-                                              uint64_t highest) {
-  WITHY_ASSIGN_OR_RETURN(const std::optional<WholeNumber> number, Whole(object, name));
-  if (!number) return std::nullopt;
-  if (number->negative || number->magnitude > highest) {
-    return Wrong(name, absl::StrCat(" is ", InWords(*number), ": it must be from 0 to ", highest));
-  }
-  return number->magnitude;
-}
-
-absl::StatusOr<bool> Flag(const Json& object, const char* name) {
-  const Json* value = Find(object, name);
-  if (value == nullptr) return false;
-  if (!value->is_boolean()) return WrongType(name, *value, "true or false");
-  return value->get<bool>();
-}
-
-// `path`: what stands before the name in errors.
-absl::StatusOr<std::string> Text(const Json& object, const std::string& path, const char* name) {
-  const Json* value = Find(object, name);
-  if (value == nullptr) return std::string();
-  if (!value->is_string()) return WrongType(path + name, *value, "a string");
-  return value->get_ref<const std::string&>();
-}
-
-// A field that withy honours for one value alone.
-absl::Status Only(const Json& object, const char* name, double value) {
-  WITHY_ASSIGN_OR_RETURN(const std::optional<double> given, Number(object, name));
-  if (!given || *given == value) return absl::OkStatus();
-  return Wrong(name, absl::StrCat(" is ", *given, ", which withy does not support: leave it out"));
-}
-
-absl::Status NotEmpty(const Json& object, const char* name, std::string_view remedy) {
-  const Json* value = Find(object, name);
-  if (value == nullptr || value->empty()) return absl::OkStatus();
-  if (value->is_string() && value->get_ref<const std::string&>().empty()) return absl::OkStatus();
-  return Wrong(name, absl::StrCat(" is not supported: ", ToAbsl(remedy)));
-}
+// Answers to a prompt, and to all prompts of a request, which come one after the other.
+constexpr uint64_t kMostSamples = 8;
+constexpr size_t kMostChoices = 64;
 
 // `content`: a string, or an array of parts of which all are text.
 absl::StatusOr<std::string> ContentOf(const Json& message, const std::string& field) {
@@ -177,28 +94,56 @@ absl::Status ReadCalls(const Json& given, const std::string& field, v1::Message*
   return absl::OkStatus();
 }
 
-// Tools, and what a template is told beside them.
-absl::Status ReadTools(const Json& body, v1::Messages* messages) {
-  std::string choice = "auto";
-  if (const Json* given = Find(body, "tool_choice")) {
-    WITHY_ASSIGN_OR_RETURN(choice, JsonText("tool_choice", *given));
-    if (*given != "auto" && *given != "none") {
-      return Wrong("tool_choice",
-                   absl::StrCat(" is ", choice, ": only \"auto\" and \"none\" are supported"));
-    }
-  }
+// "auto", "none" and "required", or {"type": "function", "function": {"name"}}. Of what must be
+// called, the form of the answer is told.
+absl::Status ReadToolChoice(const Json& body, v1::GenerateRequest* request) {
   WITHY_RETURN_IF_ERROR(Flag(body, "parallel_tool_calls").status());
+  const Json* parallel = Find(body, "parallel_tool_calls");
+  const Json* choice = Find(body, "tool_choice");
+  if (choice == nullptr || *choice == "auto") return absl::OkStatus();
+  v1::Messages& messages = *request->mutable_prompt()->mutable_messages();
+  if (*choice == "none") {
+    messages.set_tools_json("[]");
+    return absl::OkStatus();
+  }
+  if (engine::IsEmptyJson(messages.tools_json())) {
+    return Wrong("tool_choice", " asks for a call, but there are no tools: give some in tools");
+  }
+  std::string name;
+  if (choice->is_object()) {
+    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*choice, "tool_choice.", "type"));
+    const Json* function = Find(*choice, "function");
+    if (type != "function" || function == nullptr || !function->is_object()) {
+      return Wrong("tool_choice.type",
+                   absl::StrCat(" is \"", type, "\": it must be \"function\", with a function"));
+    }
+    WITHY_ASSIGN_OR_RETURN(name, Text(*function, "tool_choice.function.", "name"));
+    if (name.empty()) return Wrong("tool_choice.function.name", " is missing");
+  } else if (*choice != "required") {
+    WITHY_ASSIGN_OR_RETURN(const std::string given, JsonText("tool_choice", *choice));
+    return Wrong("tool_choice", absl::StrCat(" is ", given,
+                                             ": it must be \"auto\", \"none\", \"required\" or a "
+                                             "function"));
+  }
+  v1::ToolCallsForm& calls = *request->mutable_output_format()->mutable_tool_calls();
+  calls.set_one_call(!name.empty() || (parallel != nullptr && *parallel == false));
+  calls.set_tool(std::move(name));
+  return absl::OkStatus();
+}
+
+// Tools, and what a template is told beside them.
+absl::Status ReadTools(const Json& body, v1::GenerateRequest* request) {
+  v1::Messages& messages = *request->mutable_prompt()->mutable_messages();
   if (const Json* tools = Find(body, "tools")) {
     if (!tools->is_array()) return WrongType("tools", *tools, "an array");
-    WITHY_ASSIGN_OR_RETURN(*messages->mutable_tools_json(), JsonText("tools", *tools));
-    if (choice == "\"none\"") messages->set_tools_json("[]");
+    WITHY_ASSIGN_OR_RETURN(*messages.mutable_tools_json(), JsonText("tools", *tools));
   }
   if (const Json* arguments = Find(body, "chat_template_kwargs")) {
     if (!arguments->is_object()) return WrongType("chat_template_kwargs", *arguments, "an object");
-    WITHY_ASSIGN_OR_RETURN(*messages->mutable_template_arguments_json(),
+    WITHY_ASSIGN_OR_RETURN(*messages.mutable_template_arguments_json(),
                            JsonText("chat_template_kwargs", *arguments));
   }
-  return absl::OkStatus();
+  return ReadToolChoice(body, request);
 }
 
 absl::Status ReadMessage(const Json& given, const std::string& field, bool last,
@@ -242,27 +187,64 @@ absl::Status ReadMessages(const Json& body, v1::Prompt* prompt) {
   return absl::OkStatus();
 }
 
-// Text, or tokens; alone or as an array of one.
+std::optional<CompletionPrompt> PromptOf(const Json& given) {
+  if (given.is_string()) return CompletionPrompt{.text = given.get_ref<const std::string&>()};
+  CompletionPrompt prompt;
+  if (!given.is_array()) return std::nullopt;
+  for (const Json& one : given) {
+    if (!one.is_number_unsigned() || one.get<uint64_t>() > INT32_MAX) return std::nullopt;
+    prompt.tokens.push_back(one.get<int32_t>());
+  }
+  return prompt.tokens.empty() ? std::nullopt : std::optional(std::move(prompt));
+}
+
+// Text or tokens, or an array of prompts.
 absl::Status ReadPrompt(const Json& body, OpenAiCall* call) {
   const Json* given = Find(body, "prompt");
-  if (given != nullptr && given->is_array() && given->size() == 1 && !(*given)[0].is_number()) {
-    given = &(*given)[0];
+  std::vector<CompletionPrompt> prompts;
+  const bool several =
+      given != nullptr && given->is_array() && !given->empty() && !(*given)[0].is_number();
+  bool good = given != nullptr;
+  for (size_t i = 0; good && i < (several ? given->size() : 1); ++i) {
+    std::optional<CompletionPrompt> one = PromptOf(several ? (*given)[i] : *given);
+    good = one.has_value();
+    if (good) prompts.push_back(*std::move(one));
   }
-  if (given != nullptr && given->is_string()) {
-    call->request.mutable_prompt()->set_text(given->get_ref<const std::string&>());
-    return absl::OkStatus();
-  }
-  const bool tokens = given != nullptr && given->is_array() && !given->empty() &&
-                      std::all_of(given->begin(), given->end(), [](const Json& one) {
-                        return one.is_number_unsigned() && one.get<uint64_t>() <= INT32_MAX;
-                      });
-  if (!tokens) {
+  const auto long_one = std::find_if(prompts.begin(), prompts.end(), [](const auto& prompt) {
+    return std::max(prompt.text.size(), prompt.tokens.size()) > kMaxPromptBytes;
+  });
+  if (long_one != prompts.end()) {
     return Wrong("prompt",
-                 " must be a string or an array of tokens; of several prompts each is a request of "
-                 "its own");
+                 absl::StrCat(" number ", long_one - prompts.begin() + 1, " is longer than ",
+                              kMaxPromptBytes, " bytes or tokens: send a shorter one"));
   }
-  for (const Json& one : *given) call->prompt_tokens.push_back(one.get<int32_t>());
+  if (!good) {
+    return Wrong("prompt",
+                 " must be a string, an array of tokens, or an array of such prompts, none empty");
+  }
+  if (!prompts[0].tokens.empty()) {
+    call->prompt_tokens = std::move(prompts[0].tokens);
+  } else {
+    call->request.mutable_prompt()->set_text(std::move(prompts[0].text));
+  }
+  prompts.erase(prompts.begin());
+  call->more_prompts = std::move(prompts);
   return absl::OkStatus();
+}
+
+// `n`, and how many choices that makes.
+absl::Status ReadChoices(const Json& body, OpenAiCall* call) {
+  WITHY_ASSIGN_OR_RETURN(const std::optional<WholeNumber> number, Whole(body, "n"));
+  if (number && (number->negative || number->magnitude < 1 || number->magnitude > kMostSamples)) {
+    return Wrong("n",
+                 absl::StrCat(" is ", InWords(*number), ": it must be from 1 to ", kMostSamples));
+  }
+  if (number) call->samples = static_cast<int>(number->magnitude);
+  const size_t choices = static_cast<size_t>(call->samples) * (1 + call->more_prompts.size());
+  if (choices <= kMostChoices) return absl::OkStatus();
+  return Wrong("prompt", absl::StrCat(" has ", 1 + call->more_prompts.size(), " prompts for ",
+                                      call->samples, " answers each: at most ", kMostChoices,
+                                      " answers; send several requests"));
 }
 
 // Empty strings, which clients send for "none", stop nothing.
@@ -317,6 +299,29 @@ absl::Status ReadMaxTokens(const Json& body, OpenAiCall* call) {
   return absl::OkStatus();
 }
 
+// {"TOKEN": BIAS}, in the order of the tokens, so that the same request is the same.
+absl::Status ReadBias(const Json& body, v1::Sampling* sampling) {
+  const Json* given = Find(body, "logit_bias");
+  if (given == nullptr) return absl::OkStatus();
+  if (!given->is_object()) return WrongType("logit_bias", *given, "an object");
+  std::map<uint32_t, float> biases;
+  for (const auto& [token, bias] : given->items()) {
+    uint32_t id = 0;
+    if (!absl::SimpleAtoi(token, &id)) {
+      return Wrong("logit_bias", absl::StrCat(" has \"", token, "\": keys must be ids of tokens"));
+    }
+    const std::string name = absl::StrCat("logit_bias[", id, "]");
+    if (!bias.is_number()) return WrongType(name, bias, "a number");
+    if (!biases.emplace(id, bias.get<float>()).second) return Wrong(name, " is there twice");
+  }
+  for (const auto& [token, bias] : biases) {
+    v1::TokenBias* one = sampling->add_logit_bias();
+    one->set_token(token);
+    one->set_bias(bias);
+  }
+  return absl::OkStatus();
+}
+
 // Names beyond OpenAI's are those that other servers take.
 absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
   WITHY_ASSIGN_OR_RETURN(const auto temperature, Number(body, "temperature"));
@@ -347,12 +352,14 @@ absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
     // numbers of JSON as doubles: what they read must be the same seed.
     sampling->set_seed((seed->negative ? 0 - seed->magnitude : seed->magnitude) & kMaxExactSeed);
   }
-  WITHY_RETURN_IF_ERROR(Only(body, "presence_penalty", 0));
-  WITHY_RETURN_IF_ERROR(Only(body, "frequency_penalty", 0));
-  return NotEmpty(body, "logit_bias", "leave it out");
+  WITHY_ASSIGN_OR_RETURN(const auto presence, Number(body, "presence_penalty"));
+  if (presence) sampling->set_presence_penalty(static_cast<float>(*presence));
+  WITHY_ASSIGN_OR_RETURN(const auto frequency, Number(body, "frequency_penalty"));
+  if (frequency) sampling->set_frequency_penalty(static_cast<float>(*frequency));
+  return ReadBias(body, sampling);
 }
 
-// `strict` or not: a schema is always kept to.
+// `strict` or not: a schema is always kept to, but in an answer that calls tools.
 absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   const Json* format = Find(body, "response_format");
   if (format == nullptr) return absl::OkStatus();
@@ -360,7 +367,7 @@ absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "response_format.", "type"));
   if (type == "text" || format->empty()) return absl::OkStatus();
   if (type == "json_object") {
-    request->mutable_output_format()->set_json_object(true);
+    if (!request->has_output_format()) request->mutable_output_format()->set_json_object(true);
     return absl::OkStatus();
   }
   if (type != "json_schema") {
@@ -379,8 +386,10 @@ absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   }
   const Json* schema = Find(*named, "schema");
   if (schema == nullptr) return Wrong(path + "schema", " is missing: give a JSON Schema");
-  WITHY_ASSIGN_OR_RETURN(*request->mutable_output_format()->mutable_json_schema(),
-                         JsonText(path + "schema", *schema));
+  WITHY_ASSIGN_OR_RETURN(std::string text, JsonText(path + "schema", *schema));
+  if (!request->has_output_format()) {
+    request->mutable_output_format()->set_json_schema(std::move(text));
+  }
   return absl::OkStatus();
 }
 
@@ -508,21 +517,72 @@ bool ContinuesAnswer(const v1::Messages& messages) {
   return !messages.messages().empty() && messages.messages().rbegin()->role() == "assistant";
 }
 
-absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
-                                           const HeaderOf& header) {
+bool OpenAiCall::MayCallTools() const {
+  if (kind != OpenAiKind::kChat) return false;
+  return !engine::IsEmptyJson(request.prompt().messages().tools_json()) ||
+         !request.context_id().empty();
+}
+
+std::vector<OpenAiCall> ChoicesOf(const OpenAiCall& call) {
+  OpenAiCall others = call;  // without prompts, of which every choice has its own
+  others.more_prompts.clear();
+  if (!call.more_prompts.empty()) {
+    others.prompt_tokens = {};
+    others.request.clear_prompt();
+  }
+  std::vector<OpenAiCall> choices;
+  for (size_t prompt = 0; prompt <= call.more_prompts.size(); ++prompt) {
+    for (int sample = 0; sample < call.samples; ++sample) {
+      OpenAiCall& one = choices.emplace_back(others);
+      one.choice = static_cast<int>(choices.size()) - 1;
+      one.sample = sample;
+      if (prompt > 0) {
+        one.request.mutable_prompt()->set_text(call.more_prompts[prompt - 1].text);
+        one.prompt_tokens = call.more_prompts[prompt - 1].tokens;
+      } else if (!call.more_prompts.empty()) {
+        *one.request.mutable_prompt() = call.request.prompt();
+        one.prompt_tokens = call.prompt_tokens;
+      }
+      if (one.choice == 0) continue;
+      if (one.request.sampling().has_seed() && sample > 0) {
+        one.request.mutable_sampling()->set_seed(
+            (call.request.sampling().seed() + static_cast<uint64_t>(sample)) & kMaxExactSeed);
+      }
+      if (!call.request.request_id().empty()) {
+        std::string id = absl::StrCat(call.request.request_id(), "#", one.choice);
+        if (id.size() > kMaxIdBytes) id = absl::BytesToHexString(Sha256(id));
+        one.request.set_request_id(std::move(id));
+      }
+    }
+  }
+  return choices;
+}
+
+absl::StatusOr<OrderedJson> ParseBody(std::string_view body) {
   Json json;
   if (const absl::Status parsed = ParseJson(body, &json, kMaxJsonDepth + kOuterLevels);
       !parsed.ok()) {
     return Wrong("the request's body ", ToStd(parsed.message()));
   }
   if (!json.is_object()) return WrongType("the request's body", json, "an object");
+  return json;
+}
+
+absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
+                                           const HeaderOf& header) {
+  WITHY_ASSIGN_OR_RETURN(const Json json, ParseBody(body));
+  return ReadOpenAiCall(kind, json, header);
+}
+
+absl::StatusOr<OpenAiCall> ReadOpenAiCall(OpenAiKind kind, const OrderedJson& json,
+                                          const HeaderOf& header) {
   OpenAiCall call;
   call.kind = kind;
   v1::GenerateRequest& request = call.request;
   WITHY_ASSIGN_OR_RETURN(*request.mutable_model(), Text(json, "", "model"));
   if (kind == OpenAiKind::kChat) {
     WITHY_RETURN_IF_ERROR(ReadMessages(json, request.mutable_prompt()));
-    WITHY_RETURN_IF_ERROR(ReadTools(json, request.mutable_prompt()->mutable_messages()));
+    WITHY_RETURN_IF_ERROR(ReadTools(json, &request));
   } else {
     WITHY_RETURN_IF_ERROR(ReadPrompt(json, &call));
     WITHY_RETURN_IF_ERROR(NotEmpty(json, "suffix", "leave it out"));
@@ -533,7 +593,7 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   WITHY_RETURN_IF_ERROR(ReadStop(json, request.mutable_limits()));
   WITHY_RETURN_IF_ERROR(ReadLogprobs(kind, json, request.mutable_limits()));
   WITHY_RETURN_IF_ERROR(ReadSampling(json, request.mutable_sampling()));
-  WITHY_RETURN_IF_ERROR(Only(json, "n", 1));
+  WITHY_RETURN_IF_ERROR(ReadChoices(json, &call));
   WITHY_RETURN_IF_ERROR(ReadFormat(json, &request));
   WITHY_RETURN_IF_ERROR(NotEmpty(json, "functions", "give tools instead"));
   WITHY_ASSIGN_OR_RETURN(call.stream, Flag(json, "stream"));
@@ -543,6 +603,11 @@ absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view bod
   }
   WITHY_RETURN_IF_ERROR(ReadOwn(json, &request));
   WITHY_RETURN_IF_ERROR(ReadHeaders(header, &request));
+  if (!request.context_id().empty() && (call.samples > 1 || !call.more_prompts.empty())) {
+    return Wrong(call.samples > 1 ? "n" : "prompt",
+                 " asks for several answers, which cannot all continue one context: leave "
+                 "x-withy-context out, or ask for one");
+  }
   return call;
 }
 

@@ -7,12 +7,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/json.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
@@ -22,6 +24,12 @@ enum class OpenAiKind { kChat, kCompletion };
 
 // Value of a header, by its name in lower case; nullopt: it was not sent.
 using HeaderOf = std::function<std::optional<std::string>(const char* name)>;
+
+// Text, or tokens if there are any.
+struct CompletionPrompt {
+  std::string text = {};
+  std::vector<int32_t> tokens = {};
+};
 
 struct OpenAiCall {
   OpenAiKind kind = OpenAiKind::kChat;
@@ -34,8 +42,24 @@ struct OpenAiCall {
   bool echo = false;           // of a completion: the prompt is repeated before the answer
   bool only_echo = false;      // of such a one: no token is asked for
   // A completion's prompt, if it was given as tokens: the request then lacks its text.
-  std::vector<int32_t> prompt_tokens;
+  std::vector<int32_t> prompt_tokens = {};
+  // Of a completion: its other prompts.
+  std::vector<CompletionPrompt> more_prompts = {};
+  // Of the Responses API: the request, whose members its answer repeats. Shared by choices.
+  std::shared_ptr<const OrderedJson> asked = nullptr;
+  int samples = 1;                     // answers to each prompt
+  std::vector<v1::Token> echoed = {};  // the prompt's tokens, if their log-probabilities are shown
+  // Of one of ChoicesOf: its index among the choices, and among those of its prompt.
+  int choice = 0;
+  int sample = 0;
+
+  // Tools that a context has are not known here.
+  bool MayCallTools() const;
 };
+
+// The calls that the request stands for, by the index of their choices: each prompt `samples`
+// times, with seeds and request ids that follow one another.
+std::vector<OpenAiCall> ChoicesOf(const OpenAiCall& call);
 
 // `body` is the JSON document. Headers, all optional:
 //   x-slo-ttft-ms, x-slo-tpot-ms        as Slo.ttft_ms, .tpot_ms
@@ -48,6 +72,11 @@ struct OpenAiCall {
 // Errors: INVALID_ARGUMENT, OUT_OF_RANGE for too many messages.
 absl::StatusOr<OpenAiCall> ParseOpenAiCall(OpenAiKind kind, std::string_view body,
                                            const HeaderOf& header);
+// Of a body that has been parsed.
+absl::StatusOr<OpenAiCall> ReadOpenAiCall(OpenAiKind kind, const OrderedJson& body,
+                                          const HeaderOf& header);
+// A request's body, an object.
+absl::StatusOr<OrderedJson> ParseBody(std::string_view body);
 // What ParseOpenAiCall says of the headers, before there is a body.
 absl::Status CheckOpenAiHeaders(const HeaderOf& header);
 

@@ -120,11 +120,13 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
            {R"("seed": 0.5)", "seed is 0.5"},
            {R"("stop": 5)", "stop"},
            {R"("stop": [5])", "stop"},
-           {R"("n": 2)", "n is 2"},
+           {R"("n": 9)", "n is 9"},
+           {R"("n": 0)", "n is 0"},
            {R"("top_logprobs": 2)", "logprobs"},
            {R"("top_logprobs": 21, "logprobs": true)", "top_logprobs"},
-           {R"("presence_penalty": 0.5)", "presence_penalty"},
-           {R"("logit_bias": {"5": 1})", "logit_bias"},
+           {R"("presence_penalty": "0.5")", "presence_penalty"},
+           {R"("logit_bias": {"x": 1})", "logit_bias has \"x\""},
+           {R"("logit_bias": {"5": "1"})", "logit_bias[5]"},
            {R"("response_format": {"type": "xml"})", "response_format.type is \"xml\""},
            {R"("response_format": {"type": "json_schema"})", "response_format.json_schema"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"name": "x"}})",
@@ -136,7 +138,7 @@ TEST(OpenAiRequestTest, WhatIsWrongIsNamed) {
            {R"("stream": "yes")", "stream"},
            {R"("stream_options": true)", "stream_options"},
            {R"("tools": {})", "tools is of type object"},
-           {R"("tool_choice": "required")", "tool_choice is \"required\""},
+           {R"("tool_choice": "required")", "tool_choice asks for a call, but there are no tools"},
            {R"("tool_choice": {"type": "function"})", "tool_choice"},
            {R"("parallel_tool_calls": 1)", "parallel_tool_calls"},
            {R"("chat_template_kwargs": [])", "chat_template_kwargs"},
@@ -306,12 +308,69 @@ TEST(OpenAiRequestTest, ACompletionIsRawText) {
     ASSERT_TRUE(given.ok()) << given.status();
     EXPECT_EQ(given->prompt_tokens, (std::vector<int32_t>{5, 6}));
   }
-  for (const char* wrong : {"[]", "[[]]", "[-1]", "[1.5]", "[1, \"a\"]", "[[1], [2]]", "{}"}) {
+  for (const char* wrong : {"[]", "[[]]", "[-1]", "[1.5]", "[1, \"a\"]", "[[1], []]", "{}"}) {
     EXPECT_FALSE(
         ParseChat(absl::StrCat(R"({"prompt": )", wrong, "}"), {}, OpenAiKind::kCompletion).ok())
         << wrong;
   }
-  EXPECT_FALSE(ParseChat(R"({"prompt": ["a", "b"]})", {}, OpenAiKind::kCompletion).ok());
+}
+
+TEST(OpenAiRequestTest, EachPromptIsAnsweredAsOftenAsAsked) {
+  const auto call = ParseChat(R"({"prompt": ["a", [5, 6], "b"], "n": 2, "seed": 7})",
+                              {{"idempotency-key", "k"}}, OpenAiKind::kCompletion);
+  ASSERT_TRUE(call.ok()) << call.status();
+  const std::vector<OpenAiCall> choices = ChoicesOf(*call);
+  ASSERT_EQ(choices.size(), 6u);
+  const auto told = [&](size_t i) {
+    const OpenAiCall& one = choices[i];
+    return absl::StrCat(one.choice, " ", one.prompt_tokens.size(), " ", one.request.prompt().text(),
+                        " ", one.request.sampling().seed(), " ", one.request.request_id());
+  };
+  EXPECT_EQ(told(0), "0 0 a 7 k");
+  EXPECT_EQ(told(1), "1 0 a 8 k#1");
+  EXPECT_EQ(told(3), "3 2  8 k#3");
+  EXPECT_EQ(told(4), "4 0 b 7 k#4");
+  EXPECT_EQ(ChoicesOf(*ParseChat(Chat(""))).size(), 1u);
+  EXPECT_FALSE(ParseChat(Chat(R"("n": 2)"), {{"x-withy-context", "c"}}).ok());
+  std::string many = "\"a\"";
+  for (int i = 0; i < 64; ++i) many += ", \"a\"";
+  EXPECT_THAT(ParseChat(absl::StrCat(R"({"prompt": [)", many, "]}"), {}, OpenAiKind::kCompletion)
+                  .status()
+                  .message(),
+              HasSubstr("at most 64 answers"));
+}
+
+TEST(OpenAiRequestTest, WhatMustBeCalledIsTheFormOfTheAnswer) {
+  const auto form = [](const std::string& further) {
+    const auto call = ParseChat(Chat(absl::StrCat(
+        R"("tools": [{"type": "function", "function": {"name": "look"}}], )", further)));
+    EXPECT_TRUE(call.ok()) << further << ": " << call.status();
+    return call.ok() ? call->request.output_format() : v1::OutputFormat();
+  };
+  EXPECT_FALSE(form(R"("tool_choice": "auto")").has_tool_calls());
+  v1::OutputFormat any =
+      form(R"("tool_choice": "required", "response_format": {"type": "json_object"})");
+  ASSERT_TRUE(any.has_tool_calls());
+  EXPECT_EQ(any.tool_calls().tool(), "");
+  EXPECT_FALSE(any.tool_calls().one_call());
+  EXPECT_TRUE(
+      form(R"("tool_choice": "required", "parallel_tool_calls": false)").tool_calls().one_call());
+  const v1::OutputFormat named =
+      form(R"("tool_choice": {"type": "function", "function": {"name": "look"}})");
+  EXPECT_EQ(named.tool_calls().tool(), "look");
+  EXPECT_TRUE(named.tool_calls().one_call());
+}
+
+TEST(OpenAiRequestTest, BiasesAndPenaltiesAreSampling) {
+  const auto call = ParseChat(Chat(R"("logit_bias": {"9": -100, "5": 1.5}, "presence_penalty": 1,
+                                      "frequency_penalty": -0.5)"));
+  ASSERT_TRUE(call.ok()) << call.status();
+  const v1::Sampling& sampling = call->request.sampling();
+  ASSERT_EQ(sampling.logit_bias_size(), 2);
+  EXPECT_EQ(sampling.logit_bias(0).token(), 5u);
+  EXPECT_FLOAT_EQ(sampling.logit_bias(0).bias(), 1.5f);
+  EXPECT_FLOAT_EQ(sampling.presence_penalty(), 1);
+  EXPECT_FLOAT_EQ(sampling.frequency_penalty(), -0.5f);
 }
 
 v1::GenerateResponse Started() {
@@ -349,9 +408,35 @@ v1::GenerateResponse Finished(const std::string& text, v1::FinishReason reason) 
   return event;
 }
 
+// An answer of one choice: documents as texts, its end behind `finished`.
+class OneAnswer {
+ public:
+  OneAnswer(const OpenAiCall& call, int64_t created)
+      : choices_(ChoicesOf(call)), answer_(choices_, created) {}
+
+  std::vector<std::string> OnEvent(const v1::GenerateResponse& event) {
+    std::vector<ServerEvent> events = answer_.OnEvent(0, event);
+    if (event.has_finished()) {
+      finished_ = true;
+      for (ServerEvent& one : answer_.End()) events.push_back(std::move(one));
+    }
+    std::vector<std::string> documents;
+    for (const ServerEvent& one : events) documents.push_back(one.data);
+    return documents;
+  }
+  std::string Document() const { return answer_.Document(); }
+  v1::Message Said() const { return answer_.Said(0); }
+  bool finished() const { return finished_; }
+
+ private:
+  bool finished_ = false;
+  const std::vector<OpenAiCall> choices_;
+  OpenAiAnswer answer_;
+};
+
 TEST(OpenAiAnswerTest, AStreamHasRoleTextReasonUsageAndDone) {
   const auto call = ParseChat(Chat(R"("stream": true, "stream_options": {"include_usage": true})"));
-  OpenAiAnswer answer(*call, 1700000000);
+  OneAnswer answer(*call, 1700000000);
   std::vector<std::string> sent = answer.OnEvent(Started());
   ASSERT_EQ(sent.size(), 1u);
   json chunk = json::parse(sent[0]);
@@ -388,7 +473,7 @@ TEST(OpenAiAnswerTest, AStreamHasRoleTextReasonUsageAndDone) {
 
 TEST(OpenAiAnswerTest, ADocumentHasTheWholeAnswerAndItsLogprobs) {
   const auto call = ParseChat(Chat(R"("logprobs": true, "top_logprobs": 1)"));
-  OpenAiAnswer answer(*call, 1);
+  OneAnswer answer(*call, 1);
   for (const auto& event : {Started(), Delta("He"), Delta("llo")}) answer.OnEvent(event);
   answer.OnEvent(Finished("Hello", v1::FINISH_REASON_END_OF_TURN));
   const json document = json::parse(answer.Document());
@@ -418,7 +503,7 @@ constexpr char kCallText[] =
 
 TEST(OpenAiAnswerTest, CallsAreNoText) {
   const auto call = ParseChat(Chat(absl::StrCat(R"("tools": )", kTools)));
-  OpenAiAnswer answer(*call, 1);
+  OneAnswer answer(*call, 1);
   for (const auto& event : {Started(), Delta(kCallText), FinishedWithCall(kCallText)}) {
     answer.OnEvent(event);
   }
@@ -432,7 +517,7 @@ TEST(OpenAiAnswerTest, CallsAreNoText) {
   EXPECT_EQ(made["function"]["arguments"], R"({"at": 1})");
   EXPECT_EQ(answer.Said().content(), "A moment.");
 
-  OpenAiAnswer silent(*call, 1);
+  OneAnswer silent(*call, 1);
   const std::string only = std::string(kCallText).substr(10);
   for (const auto& event : {Started(), Delta(only), FinishedWithCall(only)}) silent.OnEvent(event);
   EXPECT_TRUE(json::parse(silent.Document())["choices"][0]["message"]["content"].is_null());
@@ -443,7 +528,7 @@ TEST(OpenAiAnswerTest, AStreamHoldsBackWhatMayBeACall) {
   const auto call = ParseChat(Chat(absl::StrCat(R"("stream": true, "tools": )", kTools)));
   for (const std::string text : {kCallText, "A <tool> is no call, nor is <tool_call>this."}) {
     const bool calls = text == kCallText;
-    OpenAiAnswer answer(*call, 1);
+    OneAnswer answer(*call, 1);
     answer.OnEvent(Started());
     std::string streamed;
     json made;
@@ -484,7 +569,7 @@ TEST(OpenAiAnswerTest, ThoughtsAreNoContent) {
       const std::string said = calls ? "" : "Yes.";
       const std::string text = absl::StrCat(begun ? "Hm, <b>.\n" : "<think>\nHm, <b>.\n",
                                             "</think>\n\n", calls ? kCallText + 10 : said);
-      OpenAiAnswer answer(*call, 1);
+      OneAnswer answer(*call, 1);
       answer.OnEvent(StartedInThought(begun));
       std::string thought, content;
       const auto take = [&](const v1::GenerateResponse& event) {
@@ -507,14 +592,14 @@ TEST(OpenAiAnswerTest, ThoughtsAreNoContent) {
     }
   }
   const auto plain = ParseChat(Chat(""));
-  OpenAiAnswer cut(*plain, 1);
+  OneAnswer cut(*plain, 1);
   cut.OnEvent(StartedInThought(true));
   cut.OnEvent(Delta("Let me"));
   cut.OnEvent(Finished("Let me", v1::FINISH_REASON_MAX_TOKENS));
   json message = json::parse(cut.Document())["choices"][0]["message"];
   EXPECT_EQ(message["reasoning_content"], "Let me");
   EXPECT_EQ(message["content"], "");
-  OpenAiAnswer none(*plain, 1);
+  OneAnswer none(*plain, 1);
   none.OnEvent(StartedInThought(false));
   none.OnEvent(Finished("Yes.", v1::FINISH_REASON_END_OF_TURN));
   message = json::parse(none.Document())["choices"][0]["message"];
@@ -551,7 +636,7 @@ TEST(OpenAiAnswerTest, TokensOfAPromptAreCountedInCharacters) {
 TEST(OpenAiAnswerTest, ACompletionMayRepeatItsPrompt) {
   const auto call =
       ParseChat(R"({"prompt": "Say ", "logprobs": 1, "echo": true})", {}, OpenAiKind::kCompletion);
-  OpenAiAnswer answer(*call, 1);
+  OneAnswer answer(*call, 1);
   for (const auto& event : {Started(), Delta("He"), Delta("llo")}) answer.OnEvent(event);
   answer.OnEvent(Finished("Hello", v1::FINISH_REASON_STOP_STRING));
   const json document = json::parse(answer.Document());

@@ -21,7 +21,7 @@ std::string WebOrigins::ForAnswer(const http::RequestHead& head) const {
   const std::string* origin = head.Find("origin");
   if (origin == nullptr || !Allows(*origin)) return lines;
   absl::StrAppend(&lines, "Access-Control-Allow-Origin: ", *origin,
-                  "\r\nAccess-Control-Expose-Headers: x-withy-call-id, Retry-After, "
+                  "\r\nAccess-Control-Expose-Headers: x-request-id, x-withy-call-id, Retry-After, "
                   "retry-after-ms\r\n");
   return lines;
 }

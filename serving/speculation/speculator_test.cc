@@ -64,6 +64,9 @@ class SpeculatorTest : public testing::Test {
       if (random() % 3 == 0) sampling.min_p = 0.2f * uniform(random);
       if (random() % 2 == 0) sampling.repetition_penalty = 0.8f + uniform(random);
       sampling.repetition_window = static_cast<int32_t>(random() % 80);
+      if (random() % 3 == 0) sampling.presence_penalty = 2 * uniform(random) - 0.5f;
+      if (random() % 3 == 0) sampling.frequency_penalty = uniform(random);
+      if (random() % 3 == 0) sampling.logit_bias = {{static_cast<int32_t>(random() % 50), 3.0f}};
       sampling.seed = random();
       request.call_id = static_cast<uint64_t>(i) + 1;
       request.speculation = mode;

@@ -61,6 +61,11 @@ TEST(ContractLimits, AreThoseOfTheTypesComments) {
   EXPECT_THAT(text, HasSubstr("a JSON object of at most " + Kib(kMaxTemplateArgumentsBytes)));
   EXPECT_THAT(text, HasSubstr("most likely token. Range [0, " + Number(kMaxTemperature) + "]"));
   EXPECT_THAT(text, HasSubstr("1 = off. Range (0, " + Number(kMaxRepetitionPenalty) + "]"));
+  EXPECT_THAT(text, HasSubstr("to the logits of these tokens. At most " + Number(kMaxLogitBiases)));
+  EXPECT_THAT(text,
+              HasSubstr("Range [-" + Number(kMaxLogitBias) + ", " + Number(kMaxLogitBias) + "]"));
+  EXPECT_THAT(text, HasSubstr("0 = off. Range [-" + Number(kMaxPenalty) + ", " +
+                              Number(kMaxPenalty) + "]"));
   EXPECT_THAT(text, HasSubstr("0 = none. Range 0.." + Number(kMaxRepetitionWindow) + "."));
   EXPECT_THAT(text, HasSubstr("At most " + Number(kMaxStopStrings) + ", each 1 to " +
                               Number(kMaxStopStringBytes) + " bytes"));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
+#include "grammar/format_check.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/board.h"
 #include "tests/e2e/calling_model.h"
@@ -59,7 +60,7 @@ class HttpDoorTest : public ::testing::Test {
   }
 
   // Runs a script of this directory with the official package; skips where it is missing.
-  void RunPython(const std::string& script) const;
+  void RunPython(const std::string& script, const std::string& package) const;
 
   std::string url_;
   Board board_;
@@ -228,12 +229,13 @@ TEST_F(HttpDoorTest, AnAppsOwnContextIsNeverDeleted) {
   EXPECT_GE(kept, 16);
 }
 
-void HttpDoorTest::RunPython(const std::string& script) const {
+void HttpDoorTest::RunPython(const std::string& script, const std::string& package) const {
   // ./withy test makes this Python where it can (PyPI); WITHY_OPENAI_PYTHON names another.
   const char* given = std::getenv("WITHY_OPENAI_PYTHON");
   const std::string python = given != nullptr ? given : "python3";
-  if (Shell(python + " -c 'import openai' 2>&1").second != 0) {
-    GTEST_SKIP() << "the Python package openai is missing (pip install openai)";
+  if (Shell(absl::StrCat(python, " -c 'import ", package, "' 2>&1")).second != 0) {
+    GTEST_SKIP() << "the Python package " << package << " is missing (pip install " << package
+                 << ")";
   }
   const auto [output, code] =
       Shell(absl::StrCat(python, " ", WITHY_SOURCE_DIR, "/tests/e2e/", script, " http://", url_,
@@ -242,7 +244,9 @@ void HttpDoorTest::RunPython(const std::string& script) const {
   EXPECT_THAT(output, HasSubstr("ok"));
 }
 
-TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) { RunPython("openai_client.py"); }
+TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) { RunPython("openai_client.py", "openai"); }
+
+TEST_F(HttpDoorTest, TheAnthropicPackageIsServed) { RunPython("anthropic_client.py", "anthropic"); }
 
 class AgentLoopTest : public HttpDoorTest {
  protected:
@@ -281,7 +285,7 @@ class AgentLoopTest : public HttpDoorTest {
   }
 };
 
-TEST_F(AgentLoopTest, TheOpenAiPackageRunsIt) { RunPython("openai_agent.py"); }
+TEST_F(AgentLoopTest, TheOpenAiPackageRunsIt) { RunPython("openai_agent.py", "openai"); }
 
 // Between a call and its result, and after the answer, everything is killed.
 TEST_F(AgentLoopTest, ItGoesOnAfterEveryProcessWasKilled) {
@@ -323,6 +327,42 @@ TEST_F(AgentLoopTest, ItGoesOnAfterEveryProcessWasKilled) {
   ASSERT_TRUE(third.contains("choices")) << third;
   EXPECT_EQ(third["choices"][0]["message"]["content"], kCalledText);
   EXPECT_EQ(Recorded().size(), 7u);
+}
+
+// The model would call `look` with arguments of its own.
+TEST_F(AgentLoopTest, WhatMustBeCalledIsCalledAsItsSchemaSays) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  if (!WITHY_XGRAMMAR) GTEST_SKIP() << "this build has no XGrammar";
+  json tools = Tools();
+  tools.push_back(
+      {{"type", "function"},
+       {"function",
+        {{"name", "hear"},
+         {"strict", true},
+         {"parameters",
+          {{"type", "object"},
+           {"properties", {{"what", {{"enum", {"a bird"}}}}, {"loud", {{"type", "boolean"}}}}},
+           {"required", {"what", "loud"}},
+           {"additionalProperties", false}}}}}});
+  json body = {{"messages", {{{"role", "user"}, {"content", "What is it?"}}}},
+               {"tools", tools},
+               {"max_tokens", 200},
+               {"temperature", 0},
+               {"tool_choice", {{"type", "function"}, {"function", {{"name", "hear"}}}}}};
+  const json answer = json::parse(Curl("/v1/chat/completions", body), nullptr, false);
+  ASSERT_TRUE(answer.contains("choices")) << answer;
+  const json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls") << answer;
+  ASSERT_EQ(choice["message"]["tool_calls"].size(), 1u) << answer;
+  const json& function = choice["message"]["tool_calls"][0]["function"];
+  EXPECT_EQ(function["name"], "hear");
+  const json arguments = json::parse(function["arguments"].get<std::string>());
+  EXPECT_EQ(arguments["what"], "a bird");
+  EXPECT_TRUE(arguments["loud"].is_boolean());
+  body["tools"][1]["function"]["parameters"]["not"] = json::object();
+  EXPECT_THAT(Curl("/v1/chat/completions", body), HasSubstr("tools[1].function.parameters"));
+  body["tool_choice"]["function"]["name"] = "smell";
+  EXPECT_THAT(Curl("/v1/chat/completions", body), HasSubstr("\"param\":\"tool_choice"));
 }
 
 TEST_F(AgentLoopTest, ARetryIsToldTheSameCalls) {

@@ -50,6 +50,30 @@ def completion(client):
     assert answer.usage.completion_tokens >= 1
 
 
+def choices(client):
+    """Several answers to a question, and to several prompts."""
+    answer = client.chat.completions.create(
+        model="target", messages=[{"role": "user", "content": "tell me a story"}], max_tokens=8, n=2, seed=1,
+        presence_penalty=0.5, frequency_penalty=0.5, logit_bias={"5": -100})
+    assert [choice.index for choice in answer.choices] == [0, 1], answer
+    answer = client.completions.create(model="target", prompt=["once", "upon"], max_tokens=2)
+    assert len(answer.choices) == 2 and answer.usage.completion_tokens >= 2, answer
+
+
+def responses(client, whole):
+    asked = {"model": "target", "input": "tell me a story", "max_output_tokens": 16, "temperature": 0}
+    answer = client.responses.create(**asked)
+    assert answer.output_text.startswith(whole), (answer, whole)
+    assert answer.status in ("completed", "incomplete") and answer.usage.output_tokens >= 1, answer
+    text, last = "", None
+    for event in client.responses.create(**asked, stream=True):
+        last = event
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert text == answer.output_text, (text, answer)
+    assert last.response.output_text == text and last.type in ("response.completed", "response.incomplete")
+
+
 def models(client):
     names = [model.id for model in client.models.list()]
     assert names
@@ -68,7 +92,7 @@ def errors(client, base_url):
     hello = [{"role": "user", "content": "hello"}]
     refused(openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-x", messages=hello))
     refused(openai.BadRequestError,
-            lambda: client.chat.completions.create(model="target", messages=hello, n=2))
+            lambda: client.chat.completions.create(model="target", messages=hello, n=9))
     refused(openai.BadRequestError,
             lambda: client.chat.completions.create(model="target", messages=[]))
     wrong = openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0)
@@ -105,6 +129,8 @@ def main():
     whole = chat(client)
     stream(client, whole)
     completion(client)
+    choices(client)
+    responses(client, whole)
     models(client)
     errors(client, base_url)
     leave(client)

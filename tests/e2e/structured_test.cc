@@ -81,6 +81,37 @@ TEST_F(StructuredTest, TheDraftModelAndOtherForms) {
               ::testing::MatchesRegex("a (rose|bee)(, a (rose|bee))?\\."));
 }
 
+// Biases forbid, penalties vary, and drafts change neither.
+TEST_F(StructuredTest, BiasesAndPenaltiesHoldWithAndWithoutDrafts) {
+  v1::GenerateRequest request = UserRequest("", "Tell me about the garden", 60);
+  request.mutable_sampling()->set_temperature(0);
+  request.set_speculation(v1::SPECULATION_OFF);
+  const Answer free = Generate(*stub_, token_, request);
+  ASSERT_TRUE(free.status.ok()) << free.status;
+  v1::TokenBias* bias = request.mutable_sampling()->add_logit_bias();
+  bias->set_token(300);
+  bias->set_bias(100);
+  const Answer forced = Generate(*stub_, token_, request);
+  ASSERT_TRUE(forced.status.ok()) << forced.status;
+  ASSERT_EQ(forced.finished.usage().completion_tokens(), 60u);
+  const std::string once = forced.text.substr(0, forced.text.size() / 60);
+  ASSERT_FALSE(once.empty());
+  for (size_t at = 0; at < forced.text.size(); at += once.size()) {
+    ASSERT_EQ(forced.text.substr(at, once.size()), once) << forced.text;
+  }
+  bias->set_bias(4);
+  request.mutable_sampling()->set_presence_penalty(0.5f);
+  request.mutable_sampling()->set_frequency_penalty(1);
+  const Answer plain = Generate(*stub_, token_, request);
+  ASSERT_TRUE(plain.status.ok()) << plain.status;
+  EXPECT_NE(plain.text, free.text);
+  EXPECT_EQ(plain.finished.sampling().logit_bias_size(), 1);
+  request.set_speculation(v1::SPECULATION_AUTO);
+  EXPECT_EQ(Generate(*stub_, token_, request).text, plain.text);
+  bias->set_token(1u << 30);
+  EXPECT_EQ(Generate(*stub_, token_, request).status.code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(StructuredTest, WhatCannotBeEnforcedIsRefusedByName) {
   v1::OutputFormat format;
   format.set_json_schema(R"({"type": "array", "uniqueItems": true})");

@@ -1,0 +1,133 @@
+#include "grammar/grammar_text.h"
+
+#include <xgrammar/xgrammar.h>
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/contract_limits.h"
+#include "base/status.h"
+#include "base/strings.h"
+
+namespace withy::grammar {
+namespace {
+
+// What follows a backslash in a JSON string, with pairs of surrogates only: many parsers refuse a
+// single one.
+constexpr char kEscapeRule[] =
+    R"(basic_escape ::= (["\\/bfnrt]) | ("u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}) | )"
+    R"(("u" [Dd] [0-7] [0-9A-Fa-f]{2}) | )"
+    R"(("u" [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2}))";
+// Exponents of numbers that a double has.
+constexpr char kExponentRule[] =
+    R"(basic_number_5 ::= ("" | ([eE] basic_number_4 basic_number_digits{1, 2})))";
+// Characters of strings as XGrammar writes them, and as they are in JSON. Those of strings of
+// bounded length have control characters and no escapes, all have halves of surrogate pairs.
+constexpr char kBoundedCharacters[] = R"([^\"\\\r\n])";
+constexpr char kJsonBoundedCharacters[] = R"(([^\0-\x1f\"\\\ud800-\udfff] | ("\\" basic_escape)))";
+constexpr char kCharacters[] = R"([^\0-\x1f\"\\\r\n)";
+constexpr char kJsonCharacters[] = R"([^\0-\x1f\"\\\ud800-\udfff)";
+
+// XGrammar writes characters as \xHH and reads as many digits as follow: \u00HH has four.
+std::string WithLongEscapes(std::string_view grammar) {
+  std::string text;
+  for (size_t at = 0; at < grammar.size(); ++at) {
+    text += grammar[at];
+    if (grammar[at] != '\\' || at + 1 == grammar.size()) continue;
+    ++at;
+    if (grammar[at] == 'x') {
+      text += "u00";
+    } else {
+      text += grammar[at];
+    }
+  }
+  return text;
+}
+
+// Replaces the line of `rule`.
+absl::Status ReplaceRule(std::string_view rule, std::string_view line, std::string* grammar) {
+  const size_t begin = grammar->find(std::string(rule) + " ::= ");
+  if (begin == std::string::npos) {
+    return absl::InternalError(
+        absl::StrCat("XGrammar's grammars have no rule ", ToAbsl(rule), ": it is another version"));
+  }
+  grammar->replace(begin, grammar->find('\n', begin) - begin, line);
+  return absl::OkStatus();
+}
+
+// As a string of EBNF; an id's place is letters and digits.
+std::string Literal(std::string_view text) {
+  std::string literal = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+      case '\\':
+        literal += '\\';
+        literal += c;
+        break;
+      case '\n':
+        literal += "\\n";
+        break;
+      case '\r':
+        literal += "\\r";
+        break;
+      case '\t':
+        literal += "\\t";
+        break;
+      case engine::CallText::kCallId:
+        absl::StrAppend(&literal, "\" [0-9A-Za-z]{", engine::CallText::kCallIdCharacters, "} \"");
+        break;
+      default:
+        literal += c;
+    }
+  }
+  return literal + "\"";
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema) {
+  std::string grammar = xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false,
+                                                          /*indent=*/std::nullopt,
+                                                          /*separators=*/std::nullopt,
+                                                          /*strict_mode=*/false)
+                            .ToString();
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_escape", kEscapeRule, &grammar));
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_number_5", kExponentRule, &grammar));
+  return WithLongEscapes(absl::StrReplaceAll(
+      grammar, {{kBoundedCharacters, kJsonBoundedCharacters}, {kCharacters, kJsonCharacters}}));
+}
+
+std::string GrammarOfRegex(const std::string& regex) {
+  return WithLongEscapes(xgrammar::Grammar::FromRegex(regex).ToString());
+}
+
+absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tools,
+                                           const engine::CallText& form, bool one_call) {
+  std::vector<xgrammar::Grammar> calls;
+  for (const CallableTool& tool : tools) {
+    WITHY_ASSIGN_OR_RETURN(const std::string arguments, GrammarOfSchema(tool.schema));
+    const std::string head = absl::StrCat("root ::= ", Literal(tool.name + form.middle));
+    calls.push_back(xgrammar::Grammar::Concat(
+        {xgrammar::Grammar::FromEBNF(head), xgrammar::Grammar::FromEBNF(arguments)}));
+  }
+  std::string grammar = WithLongEscapes(xgrammar::Grammar::Union(calls).ToString());
+  constexpr std::string_view kRoot = "root ::= ";
+  const size_t root = grammar.find(kRoot);
+  if (root != 0 && (root == std::string::npos || grammar[root - 1] != '\n')) {
+    return absl::InternalError("XGrammar's grammars have no rule root: it is another version");
+  }
+  grammar.replace(root, kRoot.size(), "one_call ::= ");
+  // Models write newlines between a thought and what follows it.
+  absl::StrAppend(&grammar, "\nroot ::= \"\\n\"{0,2} ", Literal(form.begin), " one_call ");
+  if (!one_call && !form.between.empty()) {
+    absl::StrAppend(&grammar, "(", Literal(form.between), " one_call){0,", kMaxCallsOfMessage - 1,
+                    "} ");
+  }
+  absl::StrAppend(&grammar, Literal(form.end), "\n");
+  return grammar;
+}
+
+}  // namespace withy::grammar
