@@ -6,7 +6,8 @@ import sys
 
 import anthropic
 
-QUESTION = {"max_tokens": 8, "temperature": 0, "model": "target",
+# This version of the package has no argument for the temperature, which the API has.
+QUESTION = {"max_tokens": 8, "extra_body": {"temperature": 0}, "model": "target",
             "messages": [{"role": "user", "content": "tell me a story"}]}
 
 

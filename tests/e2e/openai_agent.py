@@ -101,7 +101,8 @@ def refused(client):
             return
         raise AssertionError(f"a refusal that names {word} was expected")
 
-    must_name("tool_choice", tools=TOOLS, tool_choice="required")
+    must_name("tool_choice", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "none_of_them"}})
+    must_name("tool_choice", tool_choice="required")
     must_name("function.name", tools=[{"type": "function", "function": {"name": "two words"}}])
     must_name("messages", extra_body={"chat_template_kwargs": {"messages": []}})
 
