@@ -264,7 +264,8 @@ class KvRestartTest : public ::testing::Test {
     return info;
   }
 
-  Board board_;
+  // Computing the context takes longer than a busy disk's reads.
+  Board board_{{"model.path=" + SlowModelPath()}};
   std::unique_ptr<v1::LlmService::Stub> stub_;
   std::string token_, context_id_;
   v1::GetContextResponse kept_;
