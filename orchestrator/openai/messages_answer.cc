@@ -15,7 +15,7 @@ std::string AsText(const MessagesJson& json) {
   return json.dump(-1, ' ', false, MessagesJson::error_handler_t::replace);
 }
 
-ServerEvent MessagesEvent(const char* type, MessagesJson members) {
+ServerEvent MessagesEvent(const char* type, const MessagesJson& members) {
   MessagesJson json = {{"type", type}};
   json.update(members);
   return {.name = type, .data = AsText(json)};

@@ -37,7 +37,7 @@ ResponsesAnswer::ResponsesAnswer(std::span<const OpenAiCall> choices, int64_t cr
       created_unix_s_(created_unix_s),
       text_(/*chat=*/true, call_.MayCallTools()) {}
 
-void ResponsesAnswer::Add(const char* type, OutJson members, Events* sent) {
+void ResponsesAnswer::Add(const char* type, const OutJson& members, Events* sent) {
   OutJson json = {{"type", type}, {"sequence_number", sequence_++}};
   json.update(members);
   sent->push_back({.name = type, .data = Written(json)});

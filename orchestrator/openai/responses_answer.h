@@ -36,7 +36,7 @@ class ResponsesAnswer : public AnswerWriter {
   using Events = std::vector<ServerEvent>;
   enum class Item { kNone, kReasoning, kMessage };
 
-  void Add(const char* type, OutJson members, Events* sent);
+  void Add(const char* type, const OutJson& members, Events* sent);
   void AddPieces(const std::vector<AnswerPiece>& pieces, Events* sent);
   void BeginItem(Item item, Events* sent);
   void EndItem(Events* sent);
