@@ -127,13 +127,13 @@ class Job {
     options.batch_tokens = options_.batch_tokens;
     options.count = count;
     options.seed = seed;
-    options.progress = [this, flag](int64_t done, int64_t all) {
-      StepProgress(*options_.clock).Show(flag, absl::StrCat("reading text, --", flag), done, all);
+    options.progress = [flag, line = std::make_shared<StepProgress>(*options_.clock)](int64_t done,
+                                                                                      int64_t all) {
+      line->Show(flag, absl::StrCat("reading text, --", flag), done, all);
     };
     return options;
   }
 
-  // The model's own batches have numbers: those of the recovery's text follow these.
   absl::Status ReadCalibration(const engine::GgufFile& file) {
     const std::string name = kCalibrationText;
     if (work_ != nullptr && work_->LoadText(name, &calibration_, &times_.text_s)) {
@@ -148,7 +148,7 @@ class Job {
     show(0);
     const int64_t start = options_.clock->SteadyNanos();
     int64_t made = 0;
-    WITHY_ASSIGN_OR_RETURN(calibration_, source_->Read(file, "calibration_batches", 0, text, 1,
+    WITHY_ASSIGN_OR_RETURN(calibration_, source_->Read(file, "calibration_batches", text, 1,
                                                        {.advance = [&](double batches) {
                                                          made += std::llround(batches);
                                                          show(std::min(made, text.count));
@@ -167,8 +167,7 @@ class Job {
     const BatchOptions text =
         TextOptions("recovery_batches", schedule_.text_batches, options_.seed + 1000);
     if (!source_->slow()) {
-      WITHY_ASSIGN_OR_RETURN(recovery_text_,
-                             source_->Read(file, "recovery_batches", 0, text, 0, {}));
+      WITHY_ASSIGN_OR_RETURN(recovery_text_, source_->Read(file, "recovery_batches", text, 0, {}));
       return absl::OkStatus();
     }
     double batch_s = 0;
@@ -176,9 +175,9 @@ class Job {
     progress_->Begin(StageKind::kText, 100, static_cast<double>(text.count) * times_.text_s,
                      times_.text_s * static_cast<double>(source_->AtOnce(text)));
     const StageState stage_state(work_.get(), name);
-    WITHY_ASSIGN_OR_RETURN(
-        recovery_text_, source_->Read(file, "recovery_batches", options_.calibration_batches, text,
-                                      times_.text_s, progress_->CheckpointerOf(stage_state)));
+    WITHY_ASSIGN_OR_RETURN(recovery_text_,
+                           source_->Read(file, "recovery_batches", text, times_.text_s,
+                                         progress_->CheckpointerOf(stage_state)));
     WITHY_RETURN_IF_ERROR(work_->SaveText(name, recovery_text_, times_.text_s));
     stage_state.Remove();
     progress_->End();

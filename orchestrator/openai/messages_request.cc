@@ -14,26 +14,11 @@ using Json = OrderedJson;
 using body::Find;
 using body::Flag;
 using body::Text;
+using body::TextOfParts;
 using body::Wrong;
 using body::WrongType;
 
-// A string, or blocks of text.
-absl::StatusOr<std::string> TextOfBlocks(const Json& given, const std::string& field) {
-  if (given.is_string()) return given.get<std::string>();
-  if (!given.is_array()) return WrongType(field, given, "a string or an array of blocks");
-  std::string text;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const std::string name = absl::StrCat(field, "[", i, "]");
-    if (!given[i].is_object()) return WrongType(name, given[i], "an object");
-    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(given[i], name + ".", "type"));
-    if (type != "text") {
-      return Wrong(name, absl::StrCat(".type is \"", type, "\": the model reads text only"));
-    }
-    WITHY_ASSIGN_OR_RETURN(const std::string piece, Text(given[i], name + ".", "text"));
-    text += piece;
-  }
-  return text;
-}
+constexpr std::string_view kTextBlock[] = {"text"};
 
 // {"id", "name", "input"} as a call.
 absl::StatusOr<Json> CallOfBlock(const Json& block, const std::string& name) {
@@ -55,7 +40,7 @@ absl::StatusOr<Json> ResultOfBlock(const Json& block, const std::string& name) {
   WITHY_ASSIGN_OR_RETURN(std::string id, Text(block, name + ".", "tool_use_id"));
   std::string text;
   if (const Json* content = Find(block, "content")) {
-    WITHY_ASSIGN_OR_RETURN(text, TextOfBlocks(*content, name + ".content"));
+    WITHY_ASSIGN_OR_RETURN(text, TextOfParts(*content, name + ".content", kTextBlock));
   }
   return Json{{"role", "tool"}, {"tool_call_id", std::move(id)}, {"content", std::move(text)}};
 }
@@ -95,7 +80,7 @@ absl::Status AddTurn(const std::string& role, const Json& blocks, const std::str
 
 absl::Status ReadTurns(const Json& given, Json* messages) {
   if (const Json* system = Find(given, "system")) {
-    WITHY_ASSIGN_OR_RETURN(std::string text, TextOfBlocks(*system, "system"));
+    WITHY_ASSIGN_OR_RETURN(std::string text, TextOfParts(*system, "system", kTextBlock));
     if (!text.empty()) messages->push_back({{"role", "system"}, {"content", std::move(text)}});
   }
   const Json* turns = Find(given, "messages");

@@ -1,5 +1,6 @@
 #include "orchestrator/openai/request_json.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -85,6 +86,24 @@ absl::StatusOr<std::string> Text(const Json& object, const std::string& path, co
   if (value == nullptr) return std::string();
   if (!value->is_string()) return WrongType(path + name, *value, "a string");
   return value->get_ref<const std::string&>();
+}
+
+absl::StatusOr<std::string> TextOfParts(const Json& given, const std::string& field,
+                                        std::span<const std::string_view> types) {
+  if (given.is_string()) return given.get<std::string>();
+  if (!given.is_array()) return WrongType(field, given, "a string or an array of parts");
+  std::string text;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const std::string name = absl::StrCat(field, "[", i, "]");
+    if (!given[i].is_object()) return WrongType(name, given[i], "an object");
+    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(given[i], name + ".", "type"));
+    if (std::find(types.begin(), types.end(), type) == types.end()) {
+      return Wrong(name, absl::StrCat(".type is \"", type, "\": the model reads text only"));
+    }
+    WITHY_ASSIGN_OR_RETURN(const std::string piece, Text(given[i], name + ".", "text"));
+    text += piece;
+  }
+  return text;
 }
 
 absl::Status Only(const Json& object, const char* name, double value) {

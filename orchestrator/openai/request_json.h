@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -44,6 +45,10 @@ absl::StatusOr<bool> Flag(const OrderedJson& object, const char* name);
 // "" where it is not there. `path`: what stands before the name in errors.
 absl::StatusOr<std::string> Text(const OrderedJson& object, const std::string& path,
                                  const char* name);
+
+// A string, or an array of objects whose "type" is one of `types` and whose "text" it is made of.
+absl::StatusOr<std::string> TextOfParts(const OrderedJson& given, const std::string& field,
+                                        std::span<const std::string_view> types);
 
 // Of a field that is honoured for one value alone.
 absl::Status Only(const OrderedJson& object, const char* name, double value);

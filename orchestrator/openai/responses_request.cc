@@ -15,26 +15,11 @@ using Json = OrderedJson;
 using body::Find;
 using body::Flag;
 using body::Text;
+using body::TextOfParts;
 using body::Wrong;
 using body::WrongType;
 
-// A string, or parts that are all text.
-absl::StatusOr<std::string> TextOfParts(const Json& given, const std::string& field) {
-  if (given.is_string()) return given.get<std::string>();
-  if (!given.is_array()) return WrongType(field, given, "a string or an array of parts");
-  std::string text;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const std::string name = absl::StrCat(field, "[", i, "]");
-    if (!given[i].is_object()) return WrongType(name, given[i], "an object");
-    WITHY_ASSIGN_OR_RETURN(const std::string type, Text(given[i], name + ".", "type"));
-    if (type != "input_text" && type != "output_text" && type != "text") {
-      return Wrong(name, absl::StrCat(".type is \"", type, "\": the model reads text only"));
-    }
-    WITHY_ASSIGN_OR_RETURN(const std::string piece, Text(given[i], name + ".", "text"));
-    text += piece;
-  }
-  return text;
-}
+constexpr std::string_view kTextTypes[] = {"input_text", "output_text", "text"};
 
 // Calls of one turn follow one another: they belong to one message.
 absl::Status AddCalled(const Json& item, const std::string& name, Json* messages) {
@@ -60,7 +45,7 @@ absl::Status AddItem(const Json& item, const std::string& name, Json* messages) 
     WITHY_ASSIGN_OR_RETURN(std::string id, Text(item, name + ".", "call_id"));
     const Json* output = Find(item, "output");
     if (output == nullptr) return Wrong(name, ".output is missing");
-    WITHY_ASSIGN_OR_RETURN(std::string text, TextOfParts(*output, name + ".output"));
+    WITHY_ASSIGN_OR_RETURN(std::string text, TextOfParts(*output, name + ".output", kTextTypes));
     messages->push_back(
         {{"role", "tool"}, {"tool_call_id", std::move(id)}, {"content", std::move(text)}});
     return absl::OkStatus();
@@ -74,7 +59,7 @@ absl::Status AddItem(const Json& item, const std::string& name, Json* messages) 
   if (role.empty()) return Wrong(name, ".role is missing");
   const Json* content = Find(item, "content");
   if (content == nullptr) return Wrong(name, ".content is missing");
-  WITHY_ASSIGN_OR_RETURN(std::string text, TextOfParts(*content, name + ".content"));
+  WITHY_ASSIGN_OR_RETURN(std::string text, TextOfParts(*content, name + ".content", kTextTypes));
   messages->push_back({{"role", std::move(role)}, {"content", std::move(text)}});
   return absl::OkStatus();
 }

@@ -22,7 +22,7 @@ int64_t TextSource::AtOnce(const BatchOptions& batches) const {
 }
 
 absl::StatusOr<std::vector<Batch>> TextSource::Read(const engine::GgufFile& file,
-                                                    const std::string& flag, int64_t first,
+                                                    const std::string& flag,
                                                     const BatchOptions& options, double cost_s,
                                                     Checkpointer checkpointer) {
   std::vector<Batch> done;
@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<Batch>> TextSource::Read(const engine::GgufFile& file
     const size_t before = done.size();
     if (given.empty()) {
       WITHY_ASSIGN_OR_RETURN(std::vector<Batch> more,
-                             teacher_->Write(first + static_cast<int64_t>(done.size()), options));
+                             teacher_->Write(static_cast<int64_t>(done.size()), options));
       for (Batch& batch : more) done.push_back(std::move(batch));
     } else {
       done.push_back(given[done.size()]);

@@ -39,12 +39,11 @@ class TextSource {
   // Batches that are made at once.
   int64_t AtOnce(const BatchOptions& batches) const;
 
-  // options.count batches, or as many full ones as a text file has. `first`: number of the first
-  // one of the model's own text. `cost_s`: cost of one batch, for the checkpointer, whose state
-  // holds the batches made so far. `flag`: what set the count, for messages. Errors: as ReadBatches
-  // and Teacher, and from saving.
+  // options.count batches, or as many full ones as a text file has. `cost_s`: cost of one batch,
+  // for the checkpointer, whose state holds the batches made so far. `flag`: what set the count,
+  // for messages. Errors: as ReadBatches and Teacher, and from saving.
   absl::StatusOr<std::vector<Batch>> Read(const engine::GgufFile& file, const std::string& flag,
-                                          int64_t first, const BatchOptions& options, double cost_s,
+                                          const BatchOptions& options, double cost_s,
                                           Checkpointer checkpointer);
 
  private:
