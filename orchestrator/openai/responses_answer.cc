@@ -149,11 +149,10 @@ void ResponsesAnswer::EndItem(Events* sent) {
   OutJson done = place;
   done["text"] = text;
   if (message) done["logprobs"] = OutJson::array();
-  Add(message ? "response.output_text.done" : "response.reasoning_text.done", std::move(done),
-      sent);
+  Add(message ? "response.output_text.done" : "response.reasoning_text.done", done, sent);
   if (message) {
     place["part"] = TextPart(text);
-    Add("response.content_part.done", std::move(place), sent);
+    Add("response.content_part.done", place, sent);
   }
   Add("response.output_item.done", {{"output_index", items_ - 1}, {"item", std::move(whole)}},
       sent);
@@ -170,8 +169,8 @@ void ResponsesAnswer::AddPieces(const std::vector<AnswerPiece>& pieces, Events* 
                      {"content_index", 0},
                      {"delta", piece.text}};
     if (!piece.thought) delta["logprobs"] = OutJson::array();
-    Add(piece.thought ? "response.reasoning_text.delta" : "response.output_text.delta",
-        std::move(delta), sent);
+    Add(piece.thought ? "response.reasoning_text.delta" : "response.output_text.delta", delta,
+        sent);
   }
 }
 
@@ -186,11 +185,11 @@ void ResponsesAnswer::AddCall(const v1::ToolCall& call, Events* sent) {
   Add("response.output_item.added", {{"output_index", index}, {"item", std::move(begun)}}, sent);
   OutJson delta = place;
   delta["delta"] = call.arguments_json();
-  Add("response.function_call_arguments.delta", std::move(delta), sent);
+  Add("response.function_call_arguments.delta", delta, sent);
   OutJson done = place;
   done["name"] = call.name();
   done["arguments"] = call.arguments_json();
-  Add("response.function_call_arguments.done", std::move(done), sent);
+  Add("response.function_call_arguments.done", done, sent);
   Add("response.output_item.done", {{"output_index", index}, {"item", std::move(item)}}, sent);
 }
 

@@ -17,7 +17,7 @@ build, out = map(os.path.abspath, sys.argv[1:3])
 
 def is_product(path):
     relative = os.path.relpath(path, root)
-    return not relative.startswith(("..", "build", "bench/", "cmake/", "tests/")) and not relative.endswith("_test.cc")
+    return relative.endswith(".cc") and not relative.startswith(("..", "build", "bench/", "cmake/", "tests/")) and not relative.endswith("_test.cc")
 
 
 def flags(command):
