@@ -3,5 +3,7 @@
 #include "rpc/daemon.h"
 
 int main(int argc, char** argv) {
-  return withy::rpc::RunDaemon(argc, argv, "model_worker", withy::model_worker::StartModelWorker);
+  return withy::rpc::RunDaemon(argc, argv, "model_worker", [](const withy::proto::Config& config) {
+    return withy::model_worker::StartModelWorker(config);
+  });
 }

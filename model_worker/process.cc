@@ -57,12 +57,12 @@ std::string KvModelId(const engine::ModelInfo& info) {
   return info.kv_epoch == 0 ? info.id : absl::StrCat(info.id, "-", info.kv_epoch);
 }
 
-serving::SchedulerOptions OptionsOf(const proto::ModelConfig& config) {
+serving::SchedulerOptions OptionsOf(const proto::ModelConfig& config, const WorkerHooks& hooks) {
   return {.max_batch = static_cast<int32_t>(config.max_batch()),
           .queue_limit = static_cast<int32_t>(config.queue_limit()),
           .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms()),
           .speculation = {.enabled = true,
-                          .always = config.speculate_always(),
+                          .always = hooks.speculate_always,
                           .windows = !config.speculation_windows_off(),
                           .max_tree_rows = static_cast<int32_t>(config.tree_rows())}};
 }
@@ -170,6 +170,7 @@ absl::StatusOr<std::vector<serving::Identity>> FindPublicChunks(const proto::Con
 
 class ModelWorker final : public rpc::Process {
  public:
+  explicit ModelWorker(const WorkerHooks& hooks) : hooks_(hooks) {}
   ~ModelWorker() override {
     if (leases_ != nullptr) leases_->Stop();
   }
@@ -273,7 +274,7 @@ class ModelWorker final : public rpc::Process {
   }
 
   void StartScheduler(const proto::Config& config, const engine::WorkerCost& cost) {
-    serving::SchedulerOptions options = OptionsOf(config.model());
+    serving::SchedulerOptions options = OptionsOf(config.model(), hooks_);
     for (const engine::LevelTimes& level : cost.levels) {
       options.paces.push_back(policy::LevelPaceOf(engine::CostOf(level)));
     }
@@ -330,6 +331,7 @@ class ModelWorker final : public rpc::Process {
 
   static constexpr uint32_t kLeasesAhead = 2;
 
+  const WorkerHooks hooks_;
   std::atomic<bool> draining_{false};
   int32_t most_begun_ = 0;  // leases that have claimed chunks before they said what they need
   // Destroyed from last to first: calls need the scheduler, leases need their client.
@@ -354,8 +356,9 @@ class ModelWorker final : public rpc::Process {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<rpc::Process>> StartModelWorker(const proto::Config& config) {
-  auto worker = std::make_unique<ModelWorker>();
+absl::StatusOr<std::unique_ptr<rpc::Process>> StartModelWorker(const proto::Config& config,
+                                                               const WorkerHooks& hooks) {
+  auto worker = std::make_unique<ModelWorker>(hooks);
   WITHY_RETURN_IF_ERROR(worker->Start(config));
   return worker;
 }

@@ -355,7 +355,7 @@ absl::StatusOr<size_t> OpsCovered(const Folder& folder) {
   SeenOps seen;
   ModelOptions options;
   options.kernel_observer = &seen;
-  options.layer_tap = [](int32_t, std::span<const float>) {};
+  options.hooks.layer_tap = [](int32_t, std::span<const float>) {};
   WITHY_ASSIGN_OR_RETURN(const OnRunner on, OpenOnRunner(folder, path, {}, options));
   const ScratchKv kv(on.model->info(), 32);
   std::mt19937 random(6);

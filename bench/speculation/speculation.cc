@@ -103,12 +103,14 @@ absl::StatusOr<std::unique_ptr<OwnService>> Start(const Setup& setup) {
     absl::StrAppend(&target, " weight_budget_bytes: ", setup.weight_budget_bytes);
   }
   if (!setup.windows) absl::StrAppend(&target, " speculation_windows_off: true");
-  if (setup.always) absl::StrAppend(&target, " speculate_always: true");
+  std::map<std::string, std::string> programs;
+  if (setup.always) programs["model_worker"] = "withy-bench-always-worker";
   return OwnService::Start(
       {.orchestrator = "probe_off: true",
        .model = target,
        .draft = absl::StrCat(threads, " idle_upgrade_s: 0 path: \"", ThePair().draft, "\""),
-       .packed_dir = absl::GetFlag(FLAGS_packed_dir)});
+       .packed_dir = absl::GetFlag(FLAGS_packed_dir),
+       .programs = programs});
 }
 
 // Asks all prompts, several at once; by prompt.

@@ -38,7 +38,7 @@ absl::StatusOr<engine::ModelOptions> OptionsOf(const WallRun& run) {
     options.weight_place = Place::kMapped;
   } else if (run.contestant == "stream" || run.contestant == "layers") {
     options.weight_budget_bytes = run.budget_bytes;
-    options.stream_whole_layers = run.contestant == "layers";
+    options.hooks.stream_whole_layers = run.contestant == "layers";
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
         "--contestant ", run.contestant, ": must be resident, mmap, stream, layers, peer or pair"));

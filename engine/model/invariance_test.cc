@@ -162,7 +162,7 @@ TEST_P(InvarianceTest, OtherPassesInBetweenDoNotMatter) {
     ModelOptions options;
     UseTarget(std::get<0>(GetParam()), &options);
     options.threads = threads;
-    options.layer_tap = [&stop](int32_t, std::span<const float>) { stop = true; };
+    options.hooks.layer_tap = [&stop](int32_t, std::span<const float>) { stop = true; };
     const auto model = OpenTiny(folder_, path_, options);
     const ScratchKv kv(model->info(), kTokens);
     const ContextView view = kv.View();

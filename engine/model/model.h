@@ -140,6 +140,16 @@ struct ModelInfo {
 // current step. Called from any thread, one call at a time.
 using ProgressFn = std::function<void(double done, std::string_view what)>;
 
+// What tests and benchmarks look into or compare with; no process sets any of it.
+struct ModelHooks {
+  // Receives the residual stream after each layer, [rows, d_model], rows in batch order. Called on
+  // a compute thread, one call at a time. The last layer leaves out rows that want no logits. Only
+  // for batches of one level with at most max_piece_rows rows.
+  std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap = {};
+  // No part of a layer stays in memory, and the weight budget is buffers for whole layers.
+  bool stream_whole_layers = false;
+};
+
 struct ModelOptions {
   // What computes: "" or "cpu": the processor; "cuda": the first GPU, "cuda:N": GPU number N;
   // "auto": the first GPU if there is one that passes its self-check, else the processor.
@@ -174,9 +184,6 @@ struct ModelOptions {
   // Memory that the weights may take; 0: no limit, and weight_place decides. If they take more, a
   // part of each layer is read from the packed file for every pass (model/plan_weights.h).
   uint64_t weight_budget_bytes = 0;
-  // For comparisons: no part of a layer stays in memory, and the budget is buffers for whole
-  // layers.
-  bool stream_whole_layers = false;
   WeightStreamOptions stream = {};
   // Rows computed at once; bounds activation memory. 0: what the device does best with. Exact
   // results do not depend on it.
@@ -187,13 +194,10 @@ struct ModelOptions {
   // Replaces the file's levels below the full one, without LoRA. Ascending and nested: no extent
   // may be larger than the next level's.
   std::vector<LevelSpec> levels;
-  // For tests and inspection: receives the residual stream after each layer, [rows, d_model], rows
-  // in batch order. Called on a compute thread, one call at a time. The last layer leaves out rows
-  // that want no logits. Only for batches of one level with at most max_piece_rows rows.
-  std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap;
   // Told what each thread does of each operation; null: nobody is. Outlives the model. Results do
   // not depend on it.
   KernelObserver* kernel_observer = nullptr;
+  ModelHooks hooks = {};
 };
 
 class GgufFile;

@@ -98,7 +98,7 @@ TEST_F(ModelTest, APassMayBeGivenUp) {
   const std::vector<float> reference = logits_;
   std::atomic<bool> stop = false;
   ModelOptions options;
-  options.layer_tap = [&stop](int32_t layer, std::span<const float>) { stop = layer == 1; };
+  options.hooks.layer_tap = [&stop](int32_t layer, std::span<const float>) { stop = layer == 1; };
   const auto model = OpenTiny(folder_, path_, options);
   const ContextView view = kv_->View();
   const Batch batch{.rows = rows, .contexts = {&view, 1}};
@@ -158,7 +158,9 @@ TEST_F(ModelTest, DeepModelsComputeEveryLayerInOrder) {
   std::vector<int32_t> seen;
   ModelOptions options;
   options.max_piece_rows = 4;
-  options.layer_tap = [&seen](int32_t layer, std::span<const float>) { seen.push_back(layer); };
+  options.hooks.layer_tap = [&seen](int32_t layer, std::span<const float>) {
+    seen.push_back(layer);
+  };
   const auto model = OpenTiny(folder_, path, options);
   const std::vector<int32_t> tokens = SomeTokens(8, shape.vocab_size);
   const std::vector<float> logits =

@@ -39,7 +39,7 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts,
                          const ModelOptions& options)
     : file_(std::move(file)),
       facts_(std::move(facts)),
-      layer_tap_(options.layer_tap),
+      layer_tap_(options.hooks.layer_tap),
       max_piece_rows_(options.max_piece_rows),
       info_(DescribeModel(*file_, facts_)) {}
 
@@ -66,7 +66,7 @@ absl::Status PackedModel::PlaceWeights(const ModelOptions& options) {
   auto plan =
       PlanWeights(file_->tensors(), facts_,
                   {.budget_bytes = options.weight_budget_bytes,
-                   .whole_layers = options.stream_whole_layers,
+                   .whole_layers = options.hooks.stream_whole_layers,
                    .max_rows = options.max_piece_rows > 0 ? options.max_piece_rows : kPieceRows});
   if (!plan.ok()) return Annotate(plan.status(), file_->path());
   if (!plan->streams()) return file_->MoveToMemory();

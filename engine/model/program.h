@@ -34,7 +34,7 @@ enum class OpKind : uint8_t {
   kAttentionOut,   // x += W * attended; a = A * attended
   kGateUp,         // neurons = silu(gate * in + B * a) * (up * in + B * a)
   kDown,           // x += W * neurons; a = A * neurons
-  kTap,            // passes x + pending B * a to ModelOptions::layer_tap
+  kTap,            // passes x + pending B * a to ModelHooks::layer_tap
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
   kHead,           // logits = W * rms_norm(out)
 };

@@ -193,7 +193,7 @@ TEST_F(StreamingTest, GivesTheBitsOfResidentWeightsAtEveryLevelAndBudget) {
 
 TEST_F(StreamingTest, WholeLayersAndBufferedReadsGiveTheSame) {
   ModelOptions whole = Options(0.3);
-  whole.stream_whole_layers = true;
+  whole.hooks.stream_whole_layers = true;
   const auto layers = OpenTiny(folder_, path_, whole);
   ExpectWorks(*layers);
   EXPECT_GE(layers->weight_stats().pass_bytes, OpenStreamed(0.3)->weight_stats().pass_bytes);

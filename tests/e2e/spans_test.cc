@@ -26,8 +26,9 @@ using Pass = std::pair<std::string, uint32_t>;      // process, number of the pa
 
 class SpansTest : public ::testing::Test {
  protected:
-  void StartBoard(std::vector<std::string> overrides) {
+  void StartBoard(std::vector<std::string> overrides, bool speculate_always = false) {
     board_ = std::make_unique<Board>(std::move(overrides));
+    if (speculate_always) board_->SpeculateAlways();
     board_->StartAll();
     ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
     stub_ = board_->NewStub();
@@ -106,8 +107,9 @@ class SpansTest : public ::testing::Test {
 
 TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
   StartBoard({"model.path=" + TestElasticPath(), "draft.path=" + TestElasticPath(),
-              "orchestrator.tlm_path=" + TestTlmPath(), "model.speculate_always=true",
-              "model.tree_rows=9", "profiler.kernel_spans_per_mille=1000"});
+              "orchestrator.tlm_path=" + TestTlmPath(), "model.tree_rows=9",
+              "profiler.kernel_spans_per_mille=1000"},
+             /*speculate_always=*/true);
   const std::string context_id = CreateContext(*stub_, token_);
   for (const v1::Speculation source :
        {v1::SPECULATION_DRAFT, v1::SPECULATION_PREFIX, v1::SPECULATION_OFF}) {

@@ -18,10 +18,10 @@ class SpeculationTest : public ::testing::Test {
   // A draft with the target's weights is always right. KV stays at 8 bits: contexts that are idle
   // for a moment would else be rounded, so that answers depend on how soon the next call comes.
   void StartBoard(const std::string& model, bool always = true) {
-    board_ = std::make_unique<Board>(std::vector<std::string>{
-        "model.path=" + model, "draft.path=" + model,
-        std::string("model.speculate_always=") + (always ? "true" : "false"), "model.tree_rows=9",
-        "store.kv_ratio_percent=100"});
+    board_ = std::make_unique<Board>(
+        std::vector<std::string>{"model.path=" + model, "draft.path=" + model, "model.tree_rows=9",
+                                 "store.kv_ratio_percent=100"});
+    if (always) board_->SpeculateAlways();
     board_->StartAll();
     ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
     stub_ = board_->NewStub();
@@ -31,8 +31,8 @@ class SpeculationTest : public ::testing::Test {
   void StartStreaming(const std::string& setting) {
     board_ = std::make_unique<Board>(std::vector<std::string>{
         "model.path=" + LargeElasticPath(), "draft.path=" + LargeElasticPath(),
-        "model.weight_budget_bytes=16000000", "model.speculate_always=true", "model.tree_rows=9",
-        setting});
+        "model.weight_budget_bytes=16000000", "model.tree_rows=9", setting});
+    board_->SpeculateAlways();
     board_->StartAll();
     ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
     stub_ = board_->NewStub();
@@ -208,9 +208,9 @@ TEST_F(SpeculationTest, WhatWasSaidInADeletedContextIsNotLookedUp) {
 }
 
 TEST_F(SpeculationTest, ADraftOfAnotherVocabularyIsNamedAndAnswersArePlain) {
-  board_ = std::make_unique<Board>(std::vector<std::string>{"model.path=" + TestTargetPath(),
-                                                            "draft.path=" + TestForeignDraftPath(),
-                                                            "model.speculate_always=true"});
+  board_ = std::make_unique<Board>(std::vector<std::string>{
+      "model.path=" + TestTargetPath(), "draft.path=" + TestForeignDraftPath()});
+  board_->SpeculateAlways();
   board_->StartAll();
   ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("draft_worker");
   stub_ = board_->NewStub();

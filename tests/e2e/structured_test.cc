@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 class StructuredTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    board_.SpeculateAlways();
     board_.StartAll();
     ASSERT_TRUE(board_.WaitUntilServing()) << board_.Log("model_worker");
     stub_ = board_.NewStub();
@@ -36,8 +37,7 @@ class StructuredTest : public ::testing::Test {
     return Generate(*stub_, token_, request);
   }
 
-  // Drafts do not depend on how fast this machine is just now.
-  Board board_{{"model.speculate_always=true", "model.tree_rows=17"}};
+  Board board_{{"model.tree_rows=17"}};
   std::unique_ptr<v1::LlmService::Stub> stub_;
   std::string token_;
 };

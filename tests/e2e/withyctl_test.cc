@@ -153,8 +153,9 @@ TEST(WithyctlTest, CtrlCCancelsTheAnswerAndNotTheProgram) {
 
 // With a draft that is always right, and without drafts.
 TEST(WithyctlTest, AChatTellsHowManyDraftedTokensAPassAccepts) {
-  Board board({"model.path=" + TestTargetPath(), "draft.path=" + TestTargetPath(),
-               "model.speculate_always=true", "model.tree_rows=5"});
+  Board board(
+      {"model.path=" + TestTargetPath(), "draft.path=" + TestTargetPath(), "model.tree_rows=5"});
+  board.SpeculateAlways();
   board.StartAll();
   ASSERT_TRUE(board.WaitUntilServing()) << board.Log("orchestrator");
   Terminal chat({Withyctl(), "chat", "--address", board.address(), "--token", board.BindApp("chat"),

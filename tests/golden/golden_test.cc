@@ -96,7 +96,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     options.threads = 2;
     UseTarget(target, &options);
     options.cache_dir = folder_;
-    options.layer_tap = [&](int32_t layer, std::span<const float> values) {
+    options.hooks.layer_tap = [&](int32_t layer, std::span<const float> values) {
       hidden[layer].assign(values.begin(), values.end());
     };
     auto model = Model::Open(path, options);
