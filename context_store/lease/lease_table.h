@@ -3,11 +3,11 @@
 // lease_admission.h gives room, lease_chunks.h brings chunks to a lease, idle_kv.h has the contexts
 // that no lease holds, lease_book.h locks it and records.
 //
-// Invariants (lease_audit.h checks them): a slot has one owner, or several contexts that only read
-// it; a lease of an older epoch never changes a context's chunks; a slot that a worker may still be
-// writing is not reused before that worker has attached again or is dead; chunks of a context that
-// is leased stay where they are; the leases that are admitted can all be given what they need, in
-// some order.
+// Invariants (tests check them by lease_audit_testing.h): a slot has one owner, or several contexts
+// that only read it; a lease of an older epoch never changes a context's chunks; a slot that a
+// worker may still be writing is not reused before that worker has attached again or is dead;
+// chunks of a context that is leased stay where they are; the leases that are admitted can all be
+// given what they need, in some order.
 #pragma once
 
 #include <cstdint>

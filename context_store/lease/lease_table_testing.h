@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "context_store/lease/lease_audit.h"
+#include "context_store/lease/lease_audit_testing.h"
 #include "context_store/lease/lease_table.h"
 
 namespace withy::context_store {

@@ -1,4 +1,4 @@
-#include "context_store/lease/lease_audit.h"
+#include "context_store/lease/lease_audit_testing.h"
 
 #include <algorithm>
 #include <map>
