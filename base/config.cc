@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "base/contract_limits.h"
 #include "base/environment.h"
+#include "base/files.h"
 #include "base/listen_address.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -259,6 +260,7 @@ class Filler {
     }                                                                                        \
   } while (false)
 
+constexpr char kModelFile[] = "withy-pocket-q8_0.gguf";
 constexpr std::string_view kDraftFile = "withy-pocket-draft-q8_0.gguf";
 
 // Ranges of types.proto's Sampling.
@@ -303,6 +305,23 @@ void CheckSampling(Filler& filler, const std::string& section, const proto::Samp
   if (!sampling.has_seed()) return;
   filler.Refuse(section + ".sampling.seed", absl::StrCat(sampling.seed()),
                 "leave it out: every call sets its own seed");
+}
+
+std::string ModelChoicePath(const std::string& state_dir) { return state_dir + "/model_choice"; }
+
+// Puts the model that was chosen in the place of the configured one, if the choice was made for it.
+void ApplyChoice(const std::string& state_dir, proto::ModelConfig* model) {
+  const auto choice = ReadModelChoice(state_dir);
+  if (!choice.ok() || !choice->has_value()) return;
+  if ((*choice)->begun() && !(*choice)->served()) return;
+  const std::string configured =
+      model->path().empty() ? absl::StrCat(DefaultModelsDir(), "/", kModelFile) : model->path();
+  if ((*choice)->configured_path() != configured) return;
+  model->set_path((*choice)->path());
+  model->clear_chat_template();
+  model->clear_pre_tokenizer();
+  model->clear_context_length();
+  model->clear_sampling();
 }
 
 void FillModel(Filler& filler, const std::string& section, std::string_view run,
@@ -474,8 +493,8 @@ void Fill(Filler& filler, proto::Config* config) {
   WITHY_FILL("orchestrator", orchestrator, contexts_per_app, 1000, 1, 1000000);
   WITHY_FILL("orchestrator", orchestrator, drain_s, 20, 1, 3600);
 
-  FillModel(filler, "model", run, "model_worker", "withy-pocket-q8_0.gguf",
-            config->mutable_model());
+  ApplyChoice(config->state_dir(), config->mutable_model());
+  FillModel(filler, "model", run, "model_worker", kModelFile, config->mutable_model());
   WITHY_FILL("orchestrator", orchestrator, tlm_threads, config->model().threads(), 1, 1024);
   FillModel(filler, "draft", run, "draft_worker", kDraftFile, config->mutable_draft());
 
@@ -621,6 +640,34 @@ absl::StatusOr<proto::Config> LoadConfig(std::string_view path,
   WITHY_ASSIGN_OR_RETURN(CheckedConfig checked, CheckConfig(path, overrides));
   WITHY_RETURN_IF_ERROR(JoinProblems(checked.problems));
   return std::move(checked.config);
+}
+
+absl::StatusOr<std::optional<proto::ModelChoice>> ReadModelChoice(const std::string& state_dir) {
+  constexpr size_t kMostBytes = 1 << 16;
+  const std::string path = ModelChoicePath(state_dir);
+  const absl::StatusOr<std::string> text = ReadRegularFile(path, kMostBytes);
+  if (absl::IsNotFound(text.status()) || absl::IsPermissionDenied(text.status()))
+    return std::nullopt;
+  WITHY_RETURN_IF_ERROR(text.status());
+  proto::ModelChoice choice;
+  if (!TextFormat::ParseFromString(*text, &choice) || choice.path().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " is damaged: remove it, or choose a model again (withyctl models use)"));
+  }
+  return choice;
+}
+
+absl::Status WriteModelChoice(const std::string& state_dir, const proto::ModelChoice& choice) {
+  const std::string path = ModelChoicePath(state_dir);
+  if (choice.path().empty()) {
+    std::error_code error;
+    fs::remove(path, error);
+    if (error) return absl::ErrnoToStatus(error.value(), "cannot remove " + path);
+    return SyncDirectoryOf(path);
+  }
+  std::string text;
+  TextFormat::PrintToString(choice, &text);
+  return WriteAtomically(path, text);
 }
 
 std::vector<std::string> AppAddresses(const proto::Config& config) {

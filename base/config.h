@@ -2,6 +2,7 @@
 // and fills defaults.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,12 @@ std::vector<std::string> AppAddresses(const proto::Config& config);
 // Directory of the models that ship with the running program: models/ or share/withy/models beside
 // or above the binary, else /usr/share/withy/models.
 std::string DefaultModelsDir();
+
+// What STATE_DIR/model_choice holds, as FillDefaults applies it to model.path; nullopt: nothing, or
+// this user may not read it. Errors: INVALID_ARGUMENT (no such message), as ReadRegularFile.
+absl::StatusOr<std::optional<proto::ModelChoice>> ReadModelChoice(const std::string& state_dir);
+// Replaces it atomically, or removes it if `choice` has no path. Errors: as WriteAtomically.
+absl::Status WriteModelChoice(const std::string& state_dir, const proto::ModelChoice& choice);
 
 // Whether the draft is the default of an empty draft.path. `config` has its defaults filled in.
 bool IsDefaultDraft(const proto::Config& config);

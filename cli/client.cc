@@ -23,6 +23,7 @@
 #include "rpc/tls_credentials.h"
 #include "withy/v1/context_store.grpc.pb.h"
 #include "withy/v1/llm_service.grpc.pb.h"
+#include "withy/v1/model_worker.grpc.pb.h"
 #include "withy/v1/profiler.grpc.pb.h"
 
 namespace withy::cli {
@@ -122,6 +123,7 @@ void AnswerCancel::Cancel() {
 struct Client::Impl {
   Peer orchestrator;
   Peer store;
+  Peer worker;
   Peer profiler;
   std::string token;
   std::string token_source;
@@ -129,6 +131,7 @@ struct Client::Impl {
   bool certified = false;  // the app has a certificate
   std::unique_ptr<v1::LlmService::Stub> stub;
   std::unique_ptr<v1::ContextStore::Stub> store_stub;
+  std::unique_ptr<v1::ModelWorker::Stub> worker_stub;
   std::unique_ptr<v1::Profiler::Stub> profiler_stub;
 
   void Prepare(grpc::ClientContext* context, absl::Duration timeout) const {
@@ -267,6 +270,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   if (address.empty()) address = ServiceAddress(config, args.Has("config"));
   impl.store = {"context_store",
                 Beside(address, config, config.store().listen(), "context_store.sock")};
+  impl.worker = {"model_worker",
+                 Beside(address, config, config.model().listen(), "model_worker.sock")};
   impl.profiler = {"profiler_agent",
                    Beside(address, config, config.profiler().listen(), "profiler_agent.sock")};
   WITHY_ASSIGN_OR_RETURN(const std::optional<rpc::ClientTls> tls, TlsOf(args, address));
@@ -275,6 +280,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const Args& args) {
   impl.orchestrator = {"orchestrator", address, tls.has_value() ? &*tls : nullptr};
   impl.stub = v1::LlmService::NewStub(impl.orchestrator.channel);
   impl.store_stub = v1::ContextStore::NewStub(impl.store.channel);
+  impl.worker_stub = v1::ModelWorker::NewStub(impl.worker.channel);
   impl.profiler_stub = v1::Profiler::NewStub(impl.profiler.channel);
   if (args.Has("token")) {
     WITHY_RETURN_IF_ERROR(client->UseToken(args.Get("token"), "--token"));
@@ -374,6 +380,30 @@ absl::StatusOr<v1::ListCallsResponse> Client::ListCalls(const v1::ListCallsReque
 }
 absl::StatusOr<v1::ExplainCallResponse> Client::ExplainCall(const v1::ExplainCallRequest& request) {
   return impl_->CallProfiler(&v1::Profiler::Stub::ExplainCall, request);
+}
+
+absl::Status Client::UseModel(const v1::UseModelRequest& request,
+                              const std::function<void(const v1::UseModelResponse&)>& on_progress) {
+  const Deadline deadline = {absl::Hours(6), "`withyctl models import FILE` packs it beforehand"};
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, deadline.timeout);
+  const auto reader = impl_->worker_stub->UseModel(&context, request);
+  v1::UseModelResponse response;
+  while (reader->Read(&response)) on_progress(response);
+  const grpc::Status status = reader->Finish();
+  if (status.ok()) return absl::OkStatus();
+  return impl_->Explain(status, context, impl_->worker, deadline);
+}
+
+absl::StatusOr<v1::GetWorkerInfoResponse> Client::GetWorkerInfo() {
+  const Deadline deadline = {absl::Seconds(5), "`withyctl status` shows what withy is doing"};
+  grpc::ClientContext context;
+  rpc::SetTimeout(&context, deadline.timeout);
+  v1::GetWorkerInfoResponse response;
+  const grpc::Status status =
+      impl_->worker_stub->GetWorkerInfo(&context, v1::GetWorkerInfoRequest(), &response);
+  if (!status.ok()) return impl_->Explain(status, context, impl_->worker, deadline);
+  return response;
 }
 
 absl::Status Client::CaptureTimeline(

@@ -12,6 +12,7 @@
 #include "cli/flags.h"
 #include "withy/v1/context_store.pb.h"
 #include "withy/v1/llm_service.pb.h"
+#include "withy/v1/model_worker.pb.h"
 #include "withy/v1/profiler.pb.h"
 
 namespace withy::cli {
@@ -73,6 +74,13 @@ class Client {
   absl::StatusOr<v1::RotateMasterKeyResponse> RotateMasterKey();
   absl::StatusOr<v1::BeginBackupResponse> BeginBackup(const v1::BeginBackupRequest& request);
   absl::StatusOr<v1::EndBackupResponse> EndBackup(const v1::EndBackupRequest& request);
+
+  // RPCs of model_worker: likewise. `on_progress` may be called many times. UseModel returns once
+  // the worker has begun to change.
+  absl::Status UseModel(const v1::UseModelRequest& request,
+                        const std::function<void(const v1::UseModelResponse&)>& on_progress);
+  // Does not wait for a worker that is away. Errors: UNAVAILABLE.
+  absl::StatusOr<v1::GetWorkerInfoResponse> GetWorkerInfo();
 
   // RPCs of profiler_agent: likewise.
   absl::StatusOr<v1::GetPhasesResponse> GetPhases(const v1::GetPhasesRequest& request);

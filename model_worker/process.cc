@@ -27,11 +27,13 @@
 #include "engine/session/served_model.h"
 #include "engine/session/weight_guard.h"
 #include "model_worker/draft_client.h"
+#include "model_worker/model_change.h"
 #include "model_worker/service.h"
 #include "model_worker/upgrader.h"
 #include "policy/kv/kv_admission.h"
 #include "rpc/open_streams.h"
 #include "rpc/server.h"
+#include "rpc/start_wait.h"
 #include "serving/call/scheduler.h"
 #include "serving/session/chunk_identity.h"
 #include "serving/session/leases_ahead.h"
@@ -85,10 +87,13 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
                                                                engine::PackedFileMetrics& packed) {
   engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
   options.model.kernel_observer = &kernels;
-  options.model.progress = [&options, logged = -1](double done, std::string_view) mutable {
-    const int tenth = static_cast<int>(done * 10);
-    if (std::exchange(logged, tenth) != tenth) {
-      spdlog::info("packing {} into {}: {} %", options.path, options.model.cache_dir, tenth * 10);
+  rpc::StartReport report("model_worker", config);
+  options.model.progress = [&, told = -1](double done, std::string_view) mutable {
+    const int percent = static_cast<int>(done * 100);
+    if (std::exchange(told, percent) == percent) return;
+    report.Tell(absl::StrCat("packs ", options.path, ": ", percent, " %"));
+    if (percent % 10 == 0) {
+      spdlog::info("packing {} into {}: {} %", options.path, options.model.cache_dir, percent);
     }
   };
   options.model.on_damage = [&](const absl::Status& damage) {
@@ -183,7 +188,8 @@ class ModelWorker final : public rpc::Process {
     kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
     kernels_->Watch(false);  // not while the board is measured
     packed_metrics_.emplace(*recorder_);
-    WITHY_ASSIGN_OR_RETURN(model_, OpenModel(config, *kernels_, *packed_metrics_));
+    WITHY_ASSIGN_OR_RETURN(
+        model_, OpenChosen(config, [&] { return OpenModel(config, *kernels_, *packed_metrics_); }));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     kernels_->set_share(engine::KernelSpanShare(config.profiler()));
     kernels_->Watch(true);
@@ -220,6 +226,7 @@ class ModelWorker final : public rpc::Process {
 
   bool MakesProgress() override { return scheduler_->MakesProgress(); }
   int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
+  std::string MustBeginAnew() override { return change_->wish(); }
   absl::Status MustRestart() override {
     const absl::MutexLock lock(&restart_mutex_);
     return restart_;
@@ -294,6 +301,13 @@ class ModelWorker final : public rpc::Process {
     for (const std::string& key : model_->recommended.ignored)
       spdlog::warn("{}: {} is ignored", config.model().path(), key);
     spdlog::info("calls that do not say it get {}", engine::Describe(defaults.sampling));
+    std::vector<std::string> warnings = model_->bundle.text.warnings;
+    std::string refused = RefusedChoice(config);
+    if (!refused.empty()) warnings.push_back(refused);
+    change_.emplace(
+        ModelChange::Parts{.config = config, .answers = answers_, .running_calls = [this] {
+                             return static_cast<uint32_t>(scheduler_->load().running);
+                           }});
     service_ =
         MakeModelWorkerService({.scheduler = *scheduler_,
                                 .leases = *leases_,
@@ -303,7 +317,10 @@ class ModelWorker final : public rpc::Process {
                                 .defaults = defaults,
                                 .speculation = wire::ModeFromWire(config.model().speculation()),
                                 .answers = answers_,
-                                .warning = absl::StrJoin(model_->bundle.text.warnings, "; "),
+                                .change = *change_,
+                                .model_path = config.model().path(),
+                                .refused_model = std::move(refused),
+                                .warning = absl::StrJoin(warnings, "; "),
                                 .trust_weights = [this] { return guard_->Trust(); }});
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "model_worker",
                                                         .listen = {config.model().listen()},
@@ -350,6 +367,7 @@ class ModelWorker final : public rpc::Process {
   std::optional<engine::WeightGuard> guard_;
   std::unique_ptr<Upgrader> upgrader_;
   rpc::OpenStreams answers_;
+  std::optional<ModelChange> change_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<rpc::Server> server_;
 };

@@ -201,6 +201,11 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     return queue->reactor();
   }
 
+  grpc::ServerWriteReactor<v1::UseModelResponse>* UseModel(
+      grpc::CallbackServerContext* context, const v1::UseModelRequest* request) override {
+    return parts_.change.Use(context, *request);
+  }
+
   grpc::ServerUnaryReactor* GetWorkerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetWorkerInfoRequest* /*request*/,
                                           v1::GetWorkerInfoResponse* response) override {
@@ -320,6 +325,8 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     *response->mutable_model() =
         engine::Describe(parts_.env.model, "target", parts_.env.window, parts_.defaults);
     response->mutable_model()->set_warning(parts_.warning);
+    response->set_model_path(parts_.model_path);
+    response->set_refused_model(parts_.refused_model);
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance());
     response->set_encoder_fingerprint(encoder_fingerprint_);

@@ -7,6 +7,7 @@
 
 #include "engine/model/model.h"
 #include "engine/session/segment.h"
+#include "model_worker/model_change.h"
 #include "rpc/open_streams.h"
 #include "serving/call/scheduler.h"
 #include "serving/session/session.h"
@@ -30,7 +31,10 @@ struct ServiceParts {
   engine::AnswerDefaults defaults;
   policy::SpeculationMode speculation;  // of calls that do not say
   rpc::OpenStreams& answers;            // counts those that have not fully been sent
-  std::string warning = {};             // ModelDescription.warning
+  ModelChange& change;
+  std::string model_path = {};     // GetWorkerInfoResponse.model_path
+  std::string refused_model = {};  // GetWorkerInfoResponse.refused_model
+  std::string warning = {};        // ModelDescription.warning
   // Whether calls may be answered with the weights as they are.
   std::function<absl::Status()> trust_weights = [] { return absl::OkStatus(); };
 };

@@ -1,6 +1,7 @@
 #include "rpc/daemon.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -31,6 +32,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "rpc/error_reason.h"
 #include "rpc/process_watch.h"
 #include "rpc/start_tries.h"
 #include "rpc/start_wait.h"
@@ -243,8 +245,12 @@ void TellReadiness(const std::string& why, std::string* told) {
   sd_notifyf(0, "STATUS=%s%s", why.empty() ? "ready" : "NOT_SERVING: ", why.c_str());
 }
 
-// Feeds the watchdog until a signal that ends the process, which it returns; 0: the process must be
-// created anew.
+// What WaitForSignal returns besides a signal.
+constexpr int kCreateAnew = 0;
+constexpr int kNewProgram = -1;
+
+// Feeds the watchdog until a signal that ends the process, which it returns, or until the process
+// must be created anew, or the program begin anew.
 int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
@@ -265,7 +271,12 @@ int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) 
     if (const absl::Status why = process->MustRestart(); !why.ok()) {
       spdlog::error("starts anew: {}", std::string(why.message()));
       sd_notifyf(0, "STATUS=starts anew: %s", std::string(why.message()).c_str());
-      return 0;
+      return kCreateAnew;
+    }
+    if (const std::string why = process->MustBeginAnew(); !why.empty()) {
+      spdlog::info("{}: finishing running calls, then begins anew", why);
+      sd_notifyf(0, "STATUS=%s: finishing running calls", why.c_str());
+      return kNewProgram;
     }
     TellReadiness(process->WhyNotReady(), &not_ready);
     const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
@@ -302,6 +313,21 @@ void Stop(std::unique_ptr<Process> process, absl::Duration grace, int exit_code)
   process->Drain(grace);
   give_up_ns = NanosFromNow(kLongestEnd);
   process.reset();
+}
+
+// Replaces the program by itself, with its flags. Descriptors close, and locks with them. Returns
+// if that is impossible.
+void BeginAnew(char** argv) {
+  close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  execv("/proc/self/exe", argv);
+  spdlog::error("cannot begin anew: {}", std::string(ErrnoError("execv").message()));
+}
+
+// Of a start that failed; returns if another would not help at once.
+void BeginAnewIfAsked(const absl::Status& status, char** argv) {
+  if (NamedReason(status) != kBeginAnew) return;
+  spdlog::error("begins anew: {}", std::string(status.message()));
+  BeginAnew(argv);
 }
 
 // Creates the process and tells systemd that it is ready.
@@ -401,21 +427,31 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   StartTries* const tries = counted.has_value() ? &*counted : nullptr;
   if (tries != nullptr) WaitAfterCrashes(signals, name, *config, *tries);
   absl::StatusOr<std::unique_ptr<Process>> process = Start(signals, name, *config, create);
-  if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
+  if (!process.ok()) {
+    BeginAnewIfAsked(process.status(), argv);
+    return CannotStart(signals, name, *config, process.status(), tries);
+  }
   if (!wrong.ok())
     sd_notifyf(0, "STATUS=ready, but not as configured: %s", wrong.ToString().c_str());
   int signal = WaitForSignal(signals, process->get(), tries);
-  while (signal == 0) {
+  while (signal == kCreateAnew) {
     Stop(*std::move(process), absl::ZeroDuration(), kFailed);
     process = Start(signals, name, *config, create);
     if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
     signal = WaitForSignal(signals, process->get(), tries);
   }
   if (tries != nullptr) tries->Served();
+  const absl::Duration grace = absl::Seconds(config->orchestrator().drain_s());
+  if (signal == kNewProgram) {
+    if (tries != nullptr) tries->Served();
+    Stop(*std::move(process), grace, kFailed);
+    BeginAnew(argv);
+    return kFailed;
+  }
   spdlog::info("{}: finishing running calls, at most {} s", strsignal(signal),
                config->orchestrator().drain_s());
   sd_notify(0, "STOPPING=1\nSTATUS=draining");
-  Stop(*std::move(process), absl::Seconds(config->orchestrator().drain_s()), 0);
+  Stop(*std::move(process), grace, 0);
   spdlog::info("stopped");
   return 0;
 }

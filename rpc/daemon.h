@@ -40,12 +40,19 @@ class Process {
   // Why it cannot go on and must be created anew, such as damaged weights; OK: it goes on. Asked
   // every second. Must not block.
   virtual absl::Status MustRestart() { return absl::OkStatus(); }
+  // Why the program must begin anew with the files as they are now, such as another model; empty:
+  // it goes on. Running calls end first. Asked every second. Must not block.
+  virtual std::string MustBeginAnew() { return ""; }
   // Why no call could be answered now, for systemd's status; empty: it serves. Asked every second.
   // Must not block.
   virtual std::string WhyNotReady() { return ""; }
   // Addresses of its server, for the log.
   virtual std::vector<std::string> addresses() const = 0;
 };
+
+// Reason (error_reason.h) of a start that fails because the files have just changed, such as a
+// model that was given up: the program begins anew at once.
+inline constexpr char kBeginAnew[] = "BEGIN_ANEW";
 
 using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(const v1::Config&)>;
 
@@ -54,9 +61,10 @@ using ProcessFactory = std::function<absl::StatusOr<std::unique_ptr<Process>>(co
 // 0755: apps look for their socket in it) and state_dir (0700); files the process creates itself
 // are private to its user (umask 0077). While `create` returns RESOURCE_EXHAUSTED (a full disk), it
 // is called again, and clients get the reason (stand_in.h). It is also called again once the
-// process's MustRestart says so, after a drain without grace. After `create` has returned a
-// process, tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or after a
-// signal during start; 2 for errors that a restart would not fix: wrong flags, a wrong
+// process's MustRestart says so, after a drain without grace. After a MustBeginAnew and a drain the
+// program executes itself again, with the same flags and the same process id. After `create` has
+// returned a process, tells systemd READY and feeds its watchdog. Exit code: 0 after a drain, or
+// after a signal during start; 2 for errors that a restart would not fix: wrong flags, a wrong
 // configuration, or a start that fails with INVALID_ARGUMENT or UNIMPLEMENTED; 1 for any other
 // failure. The reason is printed on stderr. Under systemd, which starts it again, it ends with 1
 // only after a pause that grows with each start in vain, and ends early where the cause may have

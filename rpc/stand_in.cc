@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status.h"
 #include "rpc/error_reason.h"
 #include "rpc/status.h"
@@ -29,18 +31,30 @@ class StandIn::Service final : public grpc::CallbackGenericService {
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
     const absl::Status status = WithReason(
-        WithRetryAfter(absl::UnavailableError(reason_), kRetryMs), "PROCESS_CANNOT_START");
+        WithRetryAfter(absl::UnavailableError(reason()), kRetryMs), "PROCESS_CANNOT_START");
     AddRetryHint(status, context);
     context->AddTrailingMetadata(kStandInKey, "1");
     return new Refusal(status);
   }
 
+  void SetReason(std::string reason) {
+    const absl::MutexLock lock(&mutex_);
+    reason_ = std::move(reason);
+  }
+
  private:
-  const std::string reason_;
+  std::string reason() const {
+    const absl::MutexLock lock(&mutex_);
+    return reason_;
+  }
+
+  mutable absl::Mutex mutex_;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
 };
 
 StandIn::StandIn(std::string reason) : service_(std::make_unique<Service>(std::move(reason))) {}
 StandIn::~StandIn() { server_.reset(); }
+void StandIn::SetReason(std::string reason) { service_->SetReason(std::move(reason)); }
 
 absl::StatusOr<std::unique_ptr<StandIn>> StandIn::Start(ServerOptions options, std::string reason) {
   std::unique_ptr<StandIn> stand_in(new StandIn(std::move(reason)));

@@ -25,6 +25,9 @@ class StandIn {
   StandIn(const StandIn&) = delete;
   StandIn& operator=(const StandIn&) = delete;
 
+  // Of calls from now on. Any thread.
+  void SetReason(std::string reason);
+
  private:
   class Service;
   explicit StandIn(std::string reason);

@@ -3,9 +3,11 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <systemd/sd-daemon.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +17,6 @@
 #include "base/strings.h"
 #include "base/tcp_listener.h"
 #include "rpc/open_tls.h"
-#include "rpc/stand_in.h"
 
 namespace withy::rpc {
 namespace {
@@ -105,6 +106,20 @@ ServerOptions ServerOf(std::string_view name, const v1::Config& config) {
     options.listen = {config.profiler().listen()};
   }
   return options;
+}
+
+StartReport::StartReport(std::string_view name, const v1::Config& config)
+    : name_(name), config_(config) {}
+StartReport::~StartReport() = default;
+
+void StartReport::Tell(const std::string& what) {
+  sd_notifyf(0, "STATUS=%s", what.c_str());
+  if (std::exchange(told_, true)) {
+    if (stand_in_ != nullptr) stand_in_->SetReason(what);
+    return;
+  }
+  auto stand_in = StartStandIn(name_, config_, what);
+  if (stand_in.ok()) stand_in_ = *std::move(stand_in);
 }
 
 void WaitForChange(std::string_view name, const v1::Config& config, const std::string& reason,

@@ -16,6 +16,7 @@
 #include "cli/models/elastic_file.h"
 #include "cli/models/inspect.h"
 #include "cli/models/model_fetch.h"
+#include "cli/models/model_use.h"
 #include "cli/output.h"
 #include "cli/profile/plots.h"
 #include "cli/terminal_text.h"
@@ -210,6 +211,15 @@ std::vector<Command> ModelCommands() {
        "pack a GGUF file for the workers and print the packed file's path",
        {{"cache-dir", "DIR", "directory of packed files (default: STATE_DIR/packed)"}, config},
        RunImport},
+      {"models use", "FILE",
+       "serve another model from now on, without a restart of the service (for the operator)",
+       WithConnection({{"configured", "", "serve what the configuration names again"}}), RunUse},
+      {"models packed",
+       "",
+       "list the packed models in the state directory (for the operator)",
+       {{"remove-unused", "", "remove those that neither the configuration names nor was chosen"},
+        config},
+       RunPacked},
       {"models get",
        "NAME",
        "download a model that is known by name (smollm2) and print its file's path",

@@ -87,4 +87,17 @@ absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptio
                      std::move(judged.text)};
 }
 
+absl::Status PackBundle(const std::string& path, const std::string& cache_dir, ThreadPool& pool,
+                        const std::function<void(double done)>& progress,
+                        const std::atomic<bool>* cancel) {
+  if (PackedFile::LooksPacked(path)) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
+  WITHY_RETURN_IF_ERROR(JoinProblems(JudgeServability(file, {}).problems));
+  return EnsurePacked(
+             path, cache_dir, pool,
+             [&progress](double done, std::string_view /*what*/) { progress(done); }, nullptr,
+             cancel)
+      .status();
+}
+
 }  // namespace withy::engine

@@ -2,6 +2,8 @@
 // whether a worker could load a file. Neighbours: model.h, tokenizer/, chat/.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/chat/template.h"
+#include "engine/cpu/thread_pool.h"
 #include "engine/gguf/reader.h"
 #include "engine/model/model.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -54,5 +57,11 @@ Servability JudgeServability(const GgufFile& file, const TextOptions& text);
 // ChatTemplate::FromFile; INVALID_ARGUMENT if the tokenizer has more tokens than the model.
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
                                        const TextOptions& text = {});
+
+// Packs the GGUF `path` into `cache_dir`, so that OpenBundle finds it packed. Nothing is done for a
+// packed file. Errors: JudgeServability's problems in one; as EnsurePacked.
+absl::Status PackBundle(const std::string& path, const std::string& cache_dir, ThreadPool& pool,
+                        const std::function<void(double done)>& progress,
+                        const std::atomic<bool>* cancel);
 
 }  // namespace withy::engine

@@ -1,0 +1,134 @@
+#include "model_worker/model_change.h"
+
+#include <grpcpp/support/server_callback.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "engine/cpu/thread_pool.h"
+#include "engine/model/bundle.h"
+#include "rpc/daemon.h"
+#include "rpc/error_reason.h"
+#include "rpc/write_queue.h"
+#include "wire/calibration.h"
+
+namespace withy::model_worker {
+namespace {
+
+using Queue = rpc::WriteQueue<v1::UseModelResponse>;
+
+// The choice that holds for `config`, if one does.
+std::optional<v1::ModelChoice> ChoiceOf(const v1::Config& config) {
+  const auto choice = ReadModelChoice(config.state_dir());
+  if (!choice.ok()) spdlog::warn("{}", std::string(choice.status().message()));
+  if (!choice.ok() || !choice->has_value()) return std::nullopt;
+  if ((*choice)->path() != config.model().path()) return std::nullopt;
+  return **choice;
+}
+
+std::string ConfiguredPath(const v1::Config& config) {
+  const std::optional<v1::ModelChoice> choice = ChoiceOf(config);
+  return choice.has_value() ? choice->configured_path() : config.model().path();
+}
+
+// A failure to write it down costs no answers.
+void Write(const v1::Config& config, const v1::ModelChoice& choice) {
+  const absl::Status written = WriteModelChoice(config.state_dir(), choice);
+  if (!written.ok()) spdlog::warn("{}", std::string(written.message()));
+}
+
+}  // namespace
+
+ModelChange::ModelChange(Parts parts) : parts_(std::move(parts)), thread_(/*limit=*/1) {}
+ModelChange::~ModelChange() { ending_ = true; }
+
+std::string ModelChange::wish() const {
+  const absl::MutexLock lock(&mutex_);
+  return wish_;
+}
+
+absl::Status ModelChange::Choose(const std::string& path,
+                                 const std::function<void(double packed)>& on_packed) {
+  v1::ModelChoice choice;
+  choice.set_configured_path(ConfiguredPath(parts_.config));
+  const std::string file = path.empty() ? choice.configured_path() : path;
+  if (!file.starts_with('/')) {
+    return absl::InvalidArgumentError(absl::StrCat("path is \"", file, "\"; it must be absolute"));
+  }
+  engine::ThreadPool pool(1);  // the present model has the other cores
+  WITHY_RETURN_IF_ERROR(engine::PackBundle(file, engine::PackedDir(parts_.config.state_dir()), pool,
+                                           on_packed, &ending_));
+  if (file != choice.configured_path()) choice.set_path(file);
+  WITHY_RETURN_IF_ERROR(WriteModelChoice(parts_.config.state_dir(), choice));
+  const absl::MutexLock lock(&mutex_);
+  wish_ = absl::StrCat("changes to ", file);
+  return absl::OkStatus();
+}
+
+grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
+    grpc::CallbackServerContext* context, const v1::UseModelRequest& request) {
+  const std::shared_ptr<Queue> queue = Queue::Create(parts_.answers, context);
+  if (busy_.exchange(true)) {
+    queue->Close(absl::AbortedError("another change of the model is under way: try again later"));
+    return queue->reactor();
+  }
+  const bool posted = thread_.Post([this, queue, path = request.path()] {
+    const absl::Status chosen = Choose(path, [&queue](double packed) {
+      if (!queue->HasRoom()) return;
+      v1::UseModelResponse response;
+      response.set_packed(packed);
+      queue->Push(std::move(response));
+    });
+    if (chosen.ok()) {
+      v1::UseModelResponse response;
+      response.set_packed(1);
+      response.set_changes(true);
+      response.set_running_calls(parts_.running_calls());
+      queue->Push(std::move(response));
+    } else {
+      busy_ = false;
+    }
+    queue->Close(chosen);
+  });
+  if (!posted) queue->Close(absl::AbortedError("another change has just ended: try again"));
+  return queue->reactor();
+}
+
+absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
+    const v1::Config& config,
+    const std::function<absl::StatusOr<std::unique_ptr<engine::ServedModel>>()>& open) {
+  std::optional<v1::ModelChoice> choice = ChoiceOf(config);
+  if (!choice.has_value() || choice->served()) return open();
+  choice->set_begun(true);
+  Write(config, *choice);
+  auto model = open();
+  if (absl::IsResourceExhausted(model.status())) return model;  // it will be tried again
+  if (model.ok()) {
+    spdlog::info("{} was chosen in place of {}", choice->path(), choice->configured_path());
+    choice->set_served(true);
+    Write(config, *choice);
+    return model;
+  }
+  choice->set_failure(std::string(model.status().message()));
+  Write(config, *choice);
+  return WithReason(model.status(), rpc::kBeginAnew);
+}
+
+std::string RefusedChoice(const v1::Config& config) {
+  const auto choice = ReadModelChoice(config.state_dir());
+  if (!choice.ok() || !choice->has_value() || !(*choice)->begun() || (*choice)->served() ||
+      (*choice)->configured_path() != config.model().path()) {
+    return "";
+  }
+  const std::string& failure = (*choice)->failure();
+  return absl::StrCat((*choice)->path(), " was chosen and cannot be served: ",
+                      failure.empty() ? "the process ended while it opened it" : failure);
+}
+
+}  // namespace withy::model_worker
