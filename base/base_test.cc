@@ -176,6 +176,41 @@ TEST(Config, TheShippedModelIsGreedyAndAnotherAsItsFileSays) {
   EXPECT_FALSE(config.draft().sampling().has_temperature());
 }
 
+TEST(Config, AChosenModelStandsForTheConfiguredOneThatItWasChosenFor) {
+  const std::string dir = ::testing::TempDir() + "/withy-choice-" + std::to_string(getpid());
+  std::filesystem::create_directories(dir);
+  const auto filled = [&dir](const std::string& model) {
+    auto config = ParseConfig("state_dir: \"" + dir + "\" model { " + model + " }", "test");
+    EXPECT_TRUE(config.ok()) << config.status();
+    EXPECT_TRUE(FillDefaults(&*config).ok());
+    return config->model();
+  };
+  const std::string named = R"(path: "/a.gguf" chat_template: "plain" threads: 3)";
+  proto::ModelChoice choice;
+  choice.set_configured_path("/a.gguf");
+  choice.set_path("/b.gguf");
+  ASSERT_TRUE(WriteModelChoice(dir, choice).ok());
+  EXPECT_EQ(filled(named).path(), "/b.gguf");
+  EXPECT_EQ(filled(named).chat_template(), "") << "that is of the other file";
+  EXPECT_EQ(filled(named).threads(), 3u);
+  EXPECT_EQ(filled(R"(path: "/c.gguf")").path(), "/c.gguf");
+  choice.set_begun(true);
+  ASSERT_TRUE(WriteModelChoice(dir, choice).ok());
+  EXPECT_EQ(filled(named).path(), "/a.gguf") << "it ended the process that opened it";
+  choice.set_served(true);
+  ASSERT_TRUE(WriteModelChoice(dir, choice).ok());
+  EXPECT_EQ(filled(named).path(), "/b.gguf");
+  // Of the pocket model that nobody named.
+  const std::string pocket = filled("").path();
+  choice.set_configured_path(pocket);
+  ASSERT_TRUE(WriteModelChoice(dir, choice).ok());
+  EXPECT_EQ(filled("").path(), "/b.gguf");
+  EXPECT_FALSE(filled("").sampling().has_temperature()) << "only the pocket model is greedy";
+  ASSERT_TRUE(WriteModelChoice(dir, proto::ModelChoice()).ok());
+  EXPECT_EQ(filled("").path(), pocket);
+  std::filesystem::remove_all(dir);
+}
+
 TEST(Config, WhatEachProcessWouldReadDifferentlyIsRefused) {
   EXPECT_THAT(Refusal("run_dir: \"relative\""), HasSubstr("run_dir is \"relative\""));
   EXPECT_THAT(Refusal("state_dir: \"./state\""), HasSubstr("state_dir is \"./state\""));

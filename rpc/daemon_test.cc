@@ -1,6 +1,7 @@
 // Tests of RunDaemon, each in its own process: exit codes, directories, file modes, the log.
 #include "rpc/daemon.h"
 
+#include <grpcpp/grpcpp.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,9 +24,11 @@
 #include "base/config.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
+#include "rpc/channel.h"
 #include "rpc/process_watch.h"
 #include "rpc/start_tries.h"
 #include "rpc/start_wait.h"
+#include "withy/v1/model_worker.grpc.pb.h"
 
 namespace withy::rpc {
 namespace {
@@ -183,6 +186,34 @@ TEST_F(DaemonTest, AWaitEndsWhenWhatItWaitsForIsThere) {
     std::exit(absl::Now() - began < absl::Minutes(5) ? 0 : 1);
   };
   EXPECT_EXIT(wait(), ExitedWithCode(0), "");
+}
+
+TEST_F(DaemonTest, ALongStartSaysHowFarItIs) {
+  fs::create_directories(dir_ + "/run");
+  v1::Config config;
+  config.set_run_dir(dir_ + "/run");
+  config.set_state_dir(dir_ + "/state");
+  ASSERT_TRUE(FillDefaults(&config).ok());
+  const auto channel = Connect(config.model().listen());
+  const auto answer = [&] {
+    grpc::ClientContext context;
+    SetTimeout(&context, absl::Seconds(30));
+    context.set_wait_for_ready(true);
+    v1::GetWorkerInfoResponse info;
+    return v1::ModelWorker::NewStub(channel)
+        ->GetWorkerInfo(&context, v1::GetWorkerInfoRequest(), &info)
+        .error_message();
+  };
+  {
+    StartReport report("model_worker", config);
+    report.Tell("packs a.gguf: 10 %");
+    EXPECT_EQ(answer(), "packs a.gguf: 10 %");
+    report.Tell("packs a.gguf: 11 %");
+    EXPECT_EQ(answer(), "packs a.gguf: 11 %");
+  }
+  // The process's own server has the socket then.
+  const auto server = Server::Start(ServerOf("model_worker", config), {});
+  EXPECT_TRUE(server.ok()) << server.status();
 }
 
 TEST_F(DaemonTest, SignalsDrainAreNotedOrAreIgnored) {

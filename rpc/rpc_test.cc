@@ -159,6 +159,10 @@ TEST_F(RpcTest, AStandInTellsEveryCallerWhy) {
   EXPECT_FALSE(reader->Read(&response));
   EXPECT_EQ(FromGrpc(reader->Finish()), refusal);
   EXPECT_EQ(HealthOf(""), 2) << "NOT_SERVING";
+  (*stand_in)->SetReason("has gone on");
+  grpc::ClientContext later;
+  SetTimeout(&later, absl::Seconds(30));
+  EXPECT_EQ(stub->Tokenize(&later, v1::TokenizeRequest(), &tokens).error_message(), "has gone on");
 }
 
 // gRPC's own threads sleep for 100 ms after a second without events.

@@ -134,7 +134,7 @@ int RunPacked(const Args& args) {
       if (const absl::Status removed = Remove(model.path); !removed.ok()) return Fail(removed);
     }
     rows.push_back({Printable(model.path), Bytes(model.bytes),
-                    model.used ? "served"
+                    model.used ? "named"
                     : remove   ? "removed"
                                : "none"});
   }
