@@ -31,7 +31,7 @@ std::string ProgressText(std::string_view what, double share, std::optional<doub
   if (stage_s.has_value()) absl::StrAppend(&text, DurationText(*stage_s), " left");
   if (all_s.has_value()) {
     absl::StrAppend(&text, stage_s.has_value() ? ", " : "", DurationText(*all_s),
-                    stage_s.has_value() ? " in all" : " left in all");
+                    stage_s.has_value() ? " for the whole" : " left in all");
   }
   return text;
 }
