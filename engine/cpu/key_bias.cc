@@ -47,7 +47,7 @@ KeyBias::KeyBias(const ModelFacts& facts, const BoundWeights& weights) {
     const auto at = static_cast<size_t>(layer);
     if (!facts.layers[at].k_bias) continue;
     stored_[at] = weights.Vector({WeightRole::kKBias, layer});
-    if (s.qk_norm) continue;  // what is rotated is not a sum with the bias
+    if (s.qk_norm != QkNorm::kNone) continue;  // what is rotated is not a sum with the bias
     layers[at] = Split(s, stored_[at]);
     if (layers[at] == nullptr) continue;
     stored_[at] = layers[at]->rest.data();

@@ -75,7 +75,7 @@ class Emitter {
     if (facts.q_bias) Name(Role::kQBias, &op);
     if (facts.k_bias) Name(Role::kKBias, &op);
     if (facts.v_bias) Name(Role::kVBias, &op);
-    if (facts_.shape.qk_norm) {
+    if (facts_.shape.qk_norm != QkNorm::kNone) {
       Name(Role::kQNorm, &op);
       Name(Role::kKNorm, &op);
     }

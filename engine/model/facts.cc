@@ -50,7 +50,7 @@ class FactsReader {
     LayerFacts& facts = facts_.layers.emplace_back();
     WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnNorm, layer}, s.d_model).status());
     WITHY_RETURN_IF_ERROR(Vector({WeightRole::kFfnNorm, layer}, s.d_model).status());
-    if (s.qk_norm) {
+    if (s.qk_norm == QkNorm::kHeads) {
       WITHY_RETURN_IF_ERROR(Vector({WeightRole::kQNorm, layer}, s.head_dim).status());
       WITHY_RETURN_IF_ERROR(Vector({WeightRole::kKNorm, layer}, s.head_dim).status());
     }

@@ -116,7 +116,7 @@ class Planner {
     };
     offset_ = RoundUp(offset_, kPackedPage);
     WITHY_RETURN_IF_ERROR(Vector(name("attn_norm"), ".weight", s.d_model));
-    if (s.qk_norm) {
+    if (s.qk_norm == QkNorm::kHeads) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.head_dim));
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
     }

@@ -67,20 +67,16 @@ class ShapeReader {
     WITHY_ASSIGN_OR_RETURN(std::string_view name, file_.GetStringOr("general.name", ""));
     shape_.architecture = architecture;
     shape_.name = ValidUtf8(name, kMaxShownBytes);
-    if (architecture == "llama") {
-      shape_.rope_pairing = RopePairing::kAdjacent;
-    } else if (architecture == "qwen2") {
-      shape_.rope_pairing = RopePairing::kHalves;
-      shape_.needs_qkv_bias = true;
-    } else if (architecture == "qwen3") {
-      shape_.rope_pairing = RopePairing::kHalves;
-      shape_.qk_norm = true;
-    } else {
+    architecture_ = FindArchitecture(architecture);
+    if (architecture_ == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(file_.path(), ": architecture \"", ValidUtf8(architecture, kMaxShownBytes),
-                       "\" is not supported; supported are ", ToAbsl(SupportedArchitectures()),
+                       "\" is not supported; supported are ", SupportedArchitectures(),
                        ": choose a model of one of them"));
     }
+    shape_.rope_pairing = architecture_->rope_pairing;
+    shape_.qk_norm = architecture_->qk_norm;
+    shape_.needs_qkv_bias = architecture_->needs_qkv_bias;
     return absl::OkStatus();
   }
 
@@ -294,12 +290,11 @@ class ShapeReader {
   }
 
   const GgufFile& file_;
+  const Architecture* architecture_ = nullptr;  // of the file
   ModelShape shape_;
 };
 
 }  // namespace
-
-std::string_view SupportedArchitectures() { return "llama, qwen2, qwen3"; }
 
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file) { return ShapeReader(file).Read(); }
 

@@ -8,14 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
+#include "engine/weights/architecture.h"
 
 namespace withy::engine {
-
-// Pairs of elements of a head that RoPE rotates.
-enum class RopePairing {
-  kAdjacent,  // (2i, 2i+1): "llama" files; their converter permutes Q and K rows accordingly
-  kHalves,    // (i, i + head_dim/2): "qwen2", "qwen3"
-};
 
 struct ModelShape {
   std::string architecture;
@@ -33,8 +28,8 @@ struct ModelShape {
   // Angle of pair i at position p: p * rope_frequencies[i]; [head_dim / 2]. Includes scaling:
   // linear (also if a factor has no type), llama3, and the divisors of a rope_freqs.weight tensor.
   std::vector<float> rope_frequencies;
-  bool qk_norm = false;         // qwen3: RMS norm of each head of Q and K before RoPE
-  bool needs_qkv_bias = false;  // qwen2
+  QkNorm qk_norm = QkNorm::kNone;
+  bool needs_qkv_bias = false;
 
   int32_t query_heads_per_group() const { return heads / kv_heads; }
   int32_t q_rows() const { return heads * head_dim; }
@@ -51,9 +46,6 @@ struct ModelShape {
     return cuts_kv_heads() ? query_heads / query_heads_per_group() : kv_heads;
   }
 };
-
-// "llama, qwen2, qwen3"
-std::string_view SupportedArchitectures();
 
 // A missing key has the same default as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
 // scaling, experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT

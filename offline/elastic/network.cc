@@ -67,7 +67,7 @@ absl::Status LoadLayer(const Loader& loader, const engine::ModelShape& s, int32_
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_q.bias"), s.q_rows(), &layer->q_bias));
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_k.bias"), s.kv_rows(), &layer->k_bias));
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_v.bias"), s.kv_rows(), &layer->v_bias));
-  if (!s.qk_norm) return absl::OkStatus();
+  if (s.qk_norm == engine::QkNorm::kNone) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(loader.Vector(name("attn_q_norm.weight"), s.head_dim, &layer->q_norm));
   return loader.Vector(name("attn_k_norm.weight"), s.head_dim, &layer->k_norm);
 }
