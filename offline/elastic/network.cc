@@ -98,6 +98,12 @@ Tensor HeadPrefix(const Tensor& weight, int64_t dim, const engine::ModelShape& s
 absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::Device device) {
   torch::NoGradGuard no_grad;
   WITHY_ASSIGN_OR_RETURN(engine::ModelShape shape, engine::ReadShape(file));
+  const std::string beyond = engine::BeyondLlama(shape);
+  if (!beyond.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat(file.path(), ": models with ", beyond,
+                     " cannot be trained for levels: take one of llama, qwen2, qwen3"));
+  }
   Network network(std::move(shape), device);
   const engine::ModelShape& s = network.shape_;
   const Loader loader(file, device);
