@@ -225,6 +225,13 @@ TEST(ShapeTest, FactorsAndCapsAreTheFiles) {
   EXPECT_EQ(gemma->attention_cap, 50.0f);
   EXPECT_EQ(gemma->logit_cap, 20.0f);
   EXPECT_EQ(gemma->embedding_scale, std::sqrt(128.0f));
+  EXPECT_EQ(gemma->attention_scale, 0.0f);
+  const auto large = ShapeOf("gemma2", [](GgufWriter& w) {
+    w.Set<uint32_t>("gemma2.block_count", 46);
+    w.Set<uint32_t>("gemma2.attention.key_length", 32);
+  });
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_EQ(large->attention_scale, 0.125f) << "the 27 B model scales by its width of heads, 64";
   EXPECT_THAT(BeyondLlama(*gemma), HasSubstr("GELU, scaled embeddings, soft-caps"));
   EXPECT_EQ(BeyondLlama(*ShapeOf("qwen3", [](GgufWriter&) {})), "");
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cuda/gpu/open_gpu.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
@@ -216,6 +217,21 @@ TEST_P(ArchitectureTest, AGpuRefusesItByName) {
   const std::string message(model.status().message());
   EXPECT_NE(message.find("is not computed on GPUs: set device to cpu or auto"), std::string::npos)
       << message;
+}
+
+TEST_P(ArchitectureTest, AnyDeviceIsTheCpu) {
+  const TestFolder folder;
+  std::string said;
+  ModelOptions options;
+  options.cache_dir = folder.path();
+  options.threads = 2;
+  options.device = "auto";
+  options.open_gpu = [](int32_t) { return cuda::OpenGpuOnCpu(); };
+  options.on_device = [&said](std::string_view line) { said = line; };
+  const auto model = Model::Open(kData + std::string(GetParam()) + ".gguf", options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->target(), DefaultKernels().name);
+  EXPECT_NE(said.find("the model is computed on the CPU: "), std::string::npos) << said;
 }
 #endif
 
