@@ -119,10 +119,11 @@ absl::StatusOr<Floats> Read(const engine::GgufFile& file, const std::string& nam
 absl::StatusOr<std::unique_ptr<FloatModel>> FloatModel::Open(const std::string& path) {
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   WITHY_ASSIGN_OR_RETURN(engine::ModelShape shape, engine::ReadShape(file));
-  if (shape.qk_norm || shape.needs_qkv_bias) {
+  if (shape.qk_norm != engine::QkNorm::kNone || shape.needs_qkv_bias ||
+      !engine::BeyondLlama(shape).empty()) {
     return absl::UnimplementedError(
         absl::StrCat(path,
-                     ": contextual sparsity is only judged on models without biases and "
+                     ": contextual sparsity is only judged on llama models without biases and "
                      "norms of Q and K"));
   }
   std::unique_ptr<FloatModel> model(new FloatModel(std::move(shape)));

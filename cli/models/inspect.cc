@@ -241,6 +241,8 @@ std::string InspectionText(const Inspection& in) {
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
     rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
+    const std::string beyond = engine::BeyondLlama(s);
+    if (!beyond.empty()) rows.push_back({"computed", absl::StrCat("on the CPU only: ", beyond)});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
     AddBudget(in, &rows);
     const uint64_t token_bytes = KvBytesPerToken(s);

@@ -35,6 +35,7 @@ namespace withy::engine::WITHY_TARGET {
 // A query that has seen nothing.
 inline void ClearQuery(int head_dim, const AttentionRow& row, Query* out) {
   for (int d = 0; d < head_dim; ++d) out->out[d] = 0.0f;
+  out->first_run = row.first / kRunKeys;
   out->visible = row.visible;
   out->row = &row;
   out->max = kLowest;
@@ -91,6 +92,15 @@ inline int RunsSeen(int queries, const AttentionScratch& s) {
   return (visible + kRunKeys - 1) / kRunKeys;
 }
 
+// The first run that any of the queries in scratch sees.
+inline int FirstRun(int queries, const AttentionScratch& s) {
+  int first = s.query[0].first_run;
+  for (int i = 1; i < queries; ++i) {
+    first = first < s.query[i].first_run ? first : s.query[i].first_run;
+  }
+  return first;
+}
+
 // Number of groups of a run that any of the queries sees.
 inline int MostGroupsSeen(int queries, int run, const AttentionScratch& s) {
   int most = 0;
@@ -118,6 +128,7 @@ inline void AttendRuns(const KvGeometry& g, int head, int queries, int begin, in
   s->next.Fetch(g, head, kFirstLines);
   for (int run = begin; run < end; ++run) {
     const int groups = MostGroupsSeen(queries, run, *s);
+    if (groups == 0) continue;  // between the windows of two queries
     FindBlocks(queries, run, s);
     FindMeans(g.head_dim, queries, s);
     if (run > begin) s->next.Clear();
@@ -131,6 +142,9 @@ inline void AttendRuns(const KvGeometry& g, int head, int queries, int begin, in
     }
     if (s->bias_count > 0) {
       for (int i = 0; i < queries; ++i) AddKeyBias(run, s, i);
+    }
+    if (s->cap > 0.0f) {
+      for (int i = 0; i < queries; ++i) CapScores(run, s, i);
     }
     float run_max[kAttentionQueries];
     float run_sum[kAttentionQueries];
@@ -219,6 +233,7 @@ inline void BeginHead(const AttentionArgs& args, int head, AttentionScratch* s) 
   for (int format = 1; format < kKvFormats; ++format) {
     s->at[format] = args.geometry.Offsets(static_cast<KvFormat>(format), head);
   }
+  s->cap = args.cap;
   s->bias = args.key_bias;
   s->bias_count = s->bias == nullptr ? 0 : s->bias->counts[head];
   if (s->bias_count > 0) s->bias_pairs = s->bias->pairs + head * kMaxKeyBiasPairs;
@@ -240,7 +255,7 @@ inline void AttendWhole(const AttentionArgs& args, int item, AttentionScratch* s
     BeginHead(args, head, s);
     ForQueryBatches(args, row_begin, row_end, head, true, density, args.density_stride, s,
                     [&](int queries) {
-                      AttendRuns(g, head, queries, 0, RunsSeen(queries, *s), s,
+                      AttendRuns(g, head, queries, FirstRun(queries, *s), RunsSeen(queries, *s), s,
                                  [&](int run, int i, float max, float sum) {
                                    MergeRun(g.head_dim, run, max, sum, s->run_out[i], s, i);
                                  });
@@ -257,9 +272,10 @@ inline void AttendPart(const AttentionArgs& args, int item, int key_item, Attent
     BeginHead(args, head, s);
     ForQueryBatches(
         args, row_begin, row_end, head, true, parts.Density(), parts.stride, s, [&](int queries) {
-          const int runs = RunsSeen(queries, *s);
-          const int begin = runs * key_item / args.key_items;
-          const int end = runs * (key_item + 1) / args.key_items;
+          const int first = FirstRun(queries, *s);
+          const int runs = RunsSeen(queries, *s) - first;
+          const int begin = first + runs * key_item / args.key_items;
+          const int end = first + runs * (key_item + 1) / args.key_items;
           if (begin == end) return;
           AttendRuns(g, head, queries, begin, end, s, [&](int run, int i, float max, float sum) {
             float* part = parts.Run(i, run);
@@ -275,16 +291,16 @@ inline void MergeItem(const AttentionArgs& args, int item, AttentionScratch* s) 
   WithItem(args, item, [&](int row_begin, int row_end, int head) {
     const int head_dim = args.geometry.head_dim;
     const AttentionParts parts = PartsOf(args, item);
-    ForQueryBatches(args, row_begin, row_end, head, false, parts.Density(), parts.stride, s,
-                    [&](int queries) {
-                      for (int i = 0; i < queries; ++i) {
-                        for (int run = 0; KeysSeen(s->query[i], run) > 0; ++run) {
-                          const float* part = parts.Run(i, run);
-                          MergeRun(head_dim, run, part[head_dim], part[head_dim + 1], part, s, i);
-                        }
-                      }
-                      FinishQueries(head_dim, queries, s);
-                    });
+    ForQueryBatches(
+        args, row_begin, row_end, head, false, parts.Density(), parts.stride, s, [&](int queries) {
+          for (int i = 0; i < queries; ++i) {
+            for (int run = s->query[i].first_run; KeysSeen(s->query[i], run) > 0; ++run) {
+              const float* part = parts.Run(i, run);
+              MergeRun(head_dim, run, part[head_dim], part[head_dim + 1], part, s, i);
+            }
+          }
+          FinishQueries(head_dim, queries, s);
+        });
   });
 }
 

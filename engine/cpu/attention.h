@@ -13,8 +13,8 @@
 
 namespace withy::engine {
 
-// One query row. It sees the keys at positions 0 .. visible-1 of its context; key p is slot p % 16
-// of the block that blocks[p / 16 * block_stride] names in `memory`, in the format of that name.
+// One query row. It sees the keys at positions first .. visible-1 of its context; key p is slot p %
+// 16 of the block that blocks[p / 16 * block_stride] names in `memory`, in the format of that name.
 //
 // A row of a token tree sees committed keys and its ancestors, whose slots are scattered. The
 // caller copies K and V from group tail_group on into scratch blocks (CopyToken), one block for
@@ -23,9 +23,10 @@ struct AttentionRow {
   const std::byte* memory = nullptr;    // KvMemory::base of the context's blocks
   const KvBlockName* blocks = nullptr;  // this layer's blocks of the row's context, by chunk
   ptrdiff_t block_stride = 1;  // names between chunks: the number of layers in a table of all
-  int visible = 0;             // >= 1
+  int visible = 0;             // > first
   const std::byte* const* tail = nullptr;
   int tail_group = 0;
+  int first = 0;
 };
 
 // Positions that attention reduces together; they start at multiples of it.
@@ -59,6 +60,7 @@ struct AttentionArgs {
   KvGeometry geometry;
   int q_heads = 0;  // a multiple of geometry.kv_heads
   float scale = 0;  // multiplies q.k, usually 1 / sqrt(head_dim)
+  float cap = 0;    // scores become cap * tanh(score / cap); 0: they stay
   int rows = 0;
   const AttentionRow* row = nullptr;  // [rows]
   const float* q = nullptr;           // [rows, q_heads * head_dim], q_stride floats between rows

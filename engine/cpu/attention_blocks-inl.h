@@ -71,6 +71,7 @@ struct Query {
   float scale;          // scale of q times the softmax scale
   float softmax_scale;  // for `rotated`
   int32_t sum_q;
+  int first_run;  // that it sees
   int visible;
   const AttentionRow* row;
   const RunBlocks* run;  // of the current run
@@ -153,6 +154,7 @@ struct AttentionScratch {
   float zeros[kAttentionQueries][kVWidths];  // sum of units * zero
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
+  float cap;                          // AttentionArgs::cap
   const AttentionKeyBias* bias;       // nullptr: none
   const AttentionKeyBias::Pair* bias_pairs;  // of the current head
   int bias_count;
@@ -181,13 +183,18 @@ WITHY_INLINE KvUnits LoadUnits(const std::byte* p) {
   return units;
 }
 
-// Number of keys and groups of a run that a query sees.
+// Number of keys and groups of a run up to the last one that a query sees; 0 if it sees none. In
+// its first run KeysHidden() of them come before those that it sees.
 WITHY_INLINE int KeysSeen(const Query& query, int run) {
   const int keys = query.visible - run * kRunKeys;
-  return keys <= 0 ? 0 : keys >= kRunKeys ? kRunKeys : keys;
+  return keys <= 0 || run < query.first_run ? 0 : keys >= kRunKeys ? kRunKeys : keys;
 }
 WITHY_INLINE int GroupsSeen(const Query& query, int run) {
   return (KeysSeen(query, run) + kChunkTokens - 1) / kChunkTokens;
+}
+
+WITHY_INLINE int KeysHidden(const Query& query, int run) {
+  return run == query.first_run ? query.row->first - run * kRunKeys : 0;
 }
 
 // Whether two queries read the same block in every group that either of them sees.

@@ -213,19 +213,28 @@ inline void AddKeyBias(int run, AttentionScratch* s, int i) {
   if (j < groups) AddBiasToGroups<1>(table, cosine, sine, s->bias_count, j, s->scores[i]);
 }
 
+inline void CapScores(int run, AttentionScratch* s, int i) {
+  float* scores = s->scores[i];
+  const int keys = GroupsSeen(s->query[i], run) * kChunkTokens;
+  for (int at = 0; at < keys; at += 16) {
+    Store(SoftCapped(Load(scores + at), s->cap), scores + at);
+  }
+}
+
 // Calls fn(block, first, n) for each sequence of queries that read the same block as group j of a
 // run. Skips queries that do not see the group.
 template <typename Fn>
 inline void ForSharedBlock(const AttentionScratch& s, int queries, int run, int j, Fn fn) {
   const int position = run * kRunKeys + j * kChunkTokens;
   for (int first = 0; first < queries;) {
-    if (s.query[first].visible <= position) {
+    if (s.query[first].visible <= position || run < s.query[first].first_run) {
       ++first;
       continue;
     }
     const KvBlock& block = s.query[first].run->block[j];
     int n = 1;
     while (first + n < queries && s.query[first + n].visible > position &&
+           run >= s.query[first + n].first_run &&
            s.query[first + n].run->block[j].data == block.data) {
       ++n;
     }

@@ -3,10 +3,12 @@
 namespace withy::engine::WITHY_TARGET {
 
 // The part of SoftmaxRun for groups of one width: the V scales of the keys, their maximum, and the
-// maximum of the scores. `mask` is for the last group that the query sees.
+// maximum of the scores. `mask` is for the last group that the query sees; `hidden` keys come
+// before the first one that it sees.
 template <VWidth kWidth>
-WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, const AttentionScratch& s,
-                             float* scores, float* v_scale, F16* max, F16* top) {
+WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, int hidden,
+                             const AttentionScratch& s, float* scores, float* v_scale, F16* max,
+                             F16* top) {
   const RunBlocks& run = *query.run;
   const GroupList& list = run.of_width[kWidth];
   const int count = list.Below(groups);
@@ -25,6 +27,12 @@ WITHY_INLINE void FindMaxima(const Query& query, int groups, I16 mask, const Att
     if (j == groups - 1) {
       score = Select(mask, score, Splat(kLowest));
       scale = Select(mask, scale, Zero());
+      Store(score, scores + j * kChunkTokens);
+    }
+    if (j * kChunkTokens < hidden) {
+      const I16 before = LanesBelow(hidden - j * kChunkTokens);
+      score = Select(before, Splat(kLowest), score);
+      scale = Select(before, Zero(), scale);
       Store(score, scores + j * kChunkTokens);
     }
     Store(scale, v_scale + j * kChunkTokens);
@@ -97,14 +105,15 @@ inline bool SoftmaxRun(int run, AttentionScratch* s, int i, float* run_max, floa
   if (groups == 0) return false;
   // Lanes of the last group beyond the row's keys may hold anything, even NaN.
   const I16 mask = LanesBelow(keys - (groups - 1) * kChunkTokens);
+  const int hidden = KeysHidden(query, run);
   float* scores = s->scores[i];
   alignas(64) float v_scale[kRunKeys];
   F16 m = Splat(kLowest);
   F16 top[kVWidths] = {Zero(), Zero(), Zero(), Zero()};
-  FindMaxima<kV8>(query, groups, mask, *s, scores, v_scale, &m, &top[kV8]);
-  FindMaxima<kV4>(query, groups, mask, *s, scores, v_scale, &m, &top[kV4]);
-  FindMaxima<kV2>(query, groups, mask, *s, scores, v_scale, &m, &top[kV2]);
-  FindMaxima<kVHalf>(query, groups, mask, *s, scores, v_scale, &m, &top[kVHalf]);
+  FindMaxima<kV8>(query, groups, mask, hidden, *s, scores, v_scale, &m, &top[kV8]);
+  FindMaxima<kV4>(query, groups, mask, hidden, *s, scores, v_scale, &m, &top[kV4]);
+  FindMaxima<kV2>(query, groups, mask, hidden, *s, scores, v_scale, &m, &top[kV2]);
+  FindMaxima<kVHalf>(query, groups, mask, hidden, *s, scores, v_scale, &m, &top[kVHalf]);
   const F16 max = Splat(MaxLane(m));
   F16 total = Zero();
   const auto has = [&query](VWidth width) { return query.run->of_width[width].count > 0; };
@@ -124,10 +133,12 @@ inline void MergeRun(int head_dim, int run, float run_max, float run_sum, const 
                      AttentionScratch* s, int i) {
   Query* query = &s->query[i];
   const float max = query->max > run_max ? query->max : run_max;
-  const float old_factor = run > 0 ? Exp1(query->max - max) : 0.0f;
+  const bool is_first = run == query->first_run;
+  const float old_factor = is_first ? 0.0f : Exp1(query->max - max);
   const float new_factor = Exp1(run_max - max);
   if (s->density[i] != nullptr) {
     const int chunks = (query->visible + kChunkTokens - 1) / kChunkTokens;
+    for (int c = 0; is_first && c < run * kRunGroups; ++c) s->density[i][c] = 0.0f;
     for (int c = 0; c < chunks && c < (run + 1) * kRunGroups; ++c) {
       s->density[i][c] *= c < run * kRunGroups ? old_factor : new_factor;
     }

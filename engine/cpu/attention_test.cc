@@ -131,20 +131,23 @@ class AttentionTest : public testing::TestWithParam<Target> {
   }
 };
 
+// Over the keys at positions first .. visible-1; scores are capped where `cap` is not 0.
 std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_head, float scale,
-                                  const Context& context, int visible) {
+                                  const Context& context, int visible, int first = 0,
+                                  double cap = 0) {
   std::vector<double> scores;
   std::vector<std::vector<float>> values;
   std::vector<float> k(static_cast<size_t>(g.kv_heads * g.head_dim));
   std::vector<float> v(k.size());
-  for (int p = 0; p < visible; ++p) {
+  for (int p = first; p < visible; ++p) {
     context.Read(p, k.data(), v.data());
     double dot = 0;
     for (int d = 0; d < g.head_dim; ++d) {
       dot += static_cast<double>(q[d]) *
              static_cast<double>(k[static_cast<size_t>(kv_head * g.head_dim + d)]);
     }
-    scores.push_back(dot * static_cast<double>(scale));
+    const double score = dot * static_cast<double>(scale);
+    scores.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
     values.emplace_back(v.begin() + kv_head * g.head_dim, v.begin() + (kv_head + 1) * g.head_dim);
   }
   const double max = *std::max_element(scores.begin(), scores.end());
@@ -281,6 +284,38 @@ TEST_P(AttentionTest, SixteenBitsAreExact) {
   }
 }
 
+TEST_P(AttentionTest, ARowSeesItsWindowAndScoresAreCapped) {
+  const KvGeometry g{1, 2, 64};
+  const int tokens = 1100;
+  for (const auto& formats : FormatMixtures()) {
+    const Context context = Filled(g, tokens, 1, formats);
+    std::mt19937 rng(5);
+    const std::vector<float> q = RandomFloats(rng, 4 * 64);
+    std::vector<float> out(q.size());
+    AttentionArgs args;
+    args.geometry = g;
+    args.q_heads = 4;
+    args.scale = 0.25f;
+    for (const float cap : {0.0f, 2.0f}) {
+      args.cap = cap;
+      for (const int visible : {1, 40, 256, 257, 700, tokens}) {
+        for (const int window : {1, 5, 16, 17, 255, 256, 300, 600}) {
+          const int first = std::max(0, visible - window);
+          AttentionRow row{context.memory(), context.blocks(), 1, visible};
+          row.first = first;
+          Run(args, {row}, q.data(), out.data());
+          for (int h = 0; h < 4; ++h) {
+            const auto want = SlowAttention(g, q.data() + h * 64, h / 2, args.scale, context,
+                                            visible, first, static_cast<double>(cap));
+            ASSERT_LT(RelativeError(out.data() + h * 64, want), 0.02)
+                << first << " to " << visible << " head " << h << " cap " << cap;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Values with large steps must not coarsen the probabilities of values at 8 bits in the same run.
 TEST_P(AttentionTest, CoarseKeysDoNotDrownFineOnes) {
   const KvGeometry g{1, 1, 64};
@@ -323,10 +358,14 @@ TEST_P(AttentionTest, ARowDoesNotDependOnTheBatchOrTheCutting) {
     args.scale = 0.125f;
     const int width = 8 * 64;
     std::vector<AttentionRow> rows;
-    rows.reserve(78);
+    rows.reserve(83);
     for (int p = 0; p < 40; ++p) rows.push_back({a.memory(), a.blocks(), 1, tokens - 39 + p});
     for (int p = 0; p < 37; ++p) rows.push_back({b.memory(), b.blocks(), 1, p + 1});
     rows.push_back({a.memory(), a.blocks(), 1, 1});
+    for (const int first : {0, 7, 250, 256, 500}) {  // windows, some with nothing between them
+      rows.push_back({a.memory(), a.blocks(), 1, first + 60});
+      rows.back().first = first;
+    }
     const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
     std::vector<float> together(q.size());
     Run(args, rows, q.data(), together.data());
@@ -357,10 +396,14 @@ TEST_P(AttentionTest, SharingOutTheKeysDoesNotChangeABit) {
     const Context b = Filled(g, 90, 2, formats);
     std::mt19937 rng(3);
     const int width = 9 * 64;
-    const std::vector<AttentionRow> rows = {{a.memory(), a.blocks(), 1, tokens - 1},
-                                            {a.memory(), a.blocks(), 1, tokens},
-                                            {b.memory(), b.blocks(), 1, 90},
-                                            {a.memory(), a.blocks(), 1, 256}};
+    std::vector<AttentionRow> rows = {{a.memory(), a.blocks(), 1, tokens - 1},
+                                      {a.memory(), a.blocks(), 1, tokens},
+                                      {b.memory(), b.blocks(), 1, 90},
+                                      {a.memory(), a.blocks(), 1, 256}};
+    for (const int first : {3, 520, 1290}) {
+      rows.push_back({a.memory(), a.blocks(), 1, tokens});
+      rows.back().first = first;
+    }
     const std::vector<float> q = RandomFloats(rng, rows.size() * static_cast<size_t>(width));
     AttentionArgs args;
     args.geometry = g;
@@ -540,6 +583,30 @@ TEST_P(AttentionTest, DensityOfARowAddsUpToItsHeads) {
     EXPECT_NEAR(sum, 4.0, 1e-4);
     EXPECT_EQ(density[i * 40 + static_cast<size_t>(chunks)], 0.0f);
   }
+}
+
+TEST_P(AttentionTest, ChunksBeforeAWindowHaveNoDensity) {
+  const KvGeometry g{1, 1, 64};
+  const Context context = Filled(g, 700, 4);
+  std::mt19937 rng(3);
+  const std::vector<float> q = RandomFloats(rng, 2 * 64);
+  std::vector<float> out(q.size());
+  std::vector<float> density(44, 0.0f);
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 2;
+  args.scale = 0.125f;
+  args.density = density.data();
+  args.density_stride = 44;
+  AttentionRow row{context.memory(), context.blocks(), 1, 700};
+  row.first = 340;  // in chunk 21
+  Run(args, {row}, q.data(), out.data());
+  double sum = 0;
+  for (size_t chunk = 0; chunk < density.size(); ++chunk) {
+    sum += static_cast<double>(density[chunk]);
+    EXPECT_EQ(density[chunk] > 0.0f, chunk >= 21) << chunk;
+  }
+  EXPECT_NEAR(sum, 2.0, 1e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionTest, testing::ValuesIn(SupportedTargets()),

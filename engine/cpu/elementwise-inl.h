@@ -186,14 +186,40 @@ inline void Rope(float* x, int heads, int head_dim, const float* angles, int rop
   }
 }
 
+// 1 / (1 + e^-x), with the exponential taken of -|x| so that it cannot overflow.
+WITHY_INLINE F16 Sigmoid(F16 x) {
+  const F16 e = Exp(Negate(Abs(x)));
+  return Select(AtLeast(x, Zero()), Splat(1.0f), e) / (e + Splat(1.0f));
+}
+
 inline void SwiGlu(const float* gate, const float* up, int n, float* out) {
   ForVectors(n, [&](int i, int lanes) {
     const F16 g = LoadN(gate + i, lanes);
-    // silu(g) = g / (1 + e^-g), with the exponential taken of -|g| so that it cannot overflow.
-    const F16 e = Exp(Negate(Abs(g)));
-    const F16 sigmoid = Select(AtLeast(g, Zero()), Splat(1.0f), e) / (e + Splat(1.0f));
-    StoreN(g * sigmoid * LoadN(up + i, lanes), out + i, lanes);
+    StoreN(g * Sigmoid(g) * LoadN(up + i, lanes), out + i, lanes);
   });
+}
+
+inline void GeGlu(const float* gate, const float* up, int n, float* out) {
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 g = LoadN(gate + i, lanes);
+    // gelu(g) = g / 2 * (1 + tanh(y)) = g * sigmoid(2y), with y = sqrt(2 / pi) * (g + 0.044715
+    // g^3).
+    const F16 twice =
+        g * MulAdd(g * g, Splat(0.044715f * 1.5957691216057308f), Splat(1.5957691216057308f));
+    StoreN(g * Sigmoid(twice) * LoadN(up + i, lanes), out + i, lanes);
+  });
+}
+
+// cap * tanh(x / cap), with tanh(y) = (1 - e^-2|y|) / (1 + e^-2|y|) and the sign of y.
+WITHY_INLINE F16 SoftCapped(F16 x, float cap) {
+  const F16 e = Exp(Negate(Abs(x)) * Splat(2.0f / cap));
+  const F16 size = Splat(cap) * ((Splat(1.0f) - e) / (e + Splat(1.0f)));
+  return Select(AtLeast(x, Zero()), size, Negate(size));
+}
+
+inline void SoftCap(float* x, int n, float cap) {
+  ForVectors(n,
+             [&](int i, int lanes) { StoreN(SoftCapped(LoadN(x + i, lanes), cap), x + i, lanes); });
 }
 
 inline void Add(const float* x, int n, float* y) {

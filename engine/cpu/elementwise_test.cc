@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <span>
 #include <utility>
 #include <vector>
@@ -56,6 +57,29 @@ TEST_P(ElementwiseTest, SwiGluAndAdd) {
     std::vector<float> y = up;
     kernels().add(gate.data(), n, y.data());
     for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], up[i] + gate[i]);
+  }
+}
+
+TEST_P(ElementwiseTest, GeGluAndSoftCap) {
+  std::mt19937 rng(2);
+  for (int n = 1; n <= 50; ++n) {
+    std::vector<float> gate = RandomFloats(rng, static_cast<size_t>(n), 6.0f);
+    gate[0] = n % 2 == 0 ? 1e15f : -1e15f;
+    const std::vector<float> up = RandomFloats(rng, static_cast<size_t>(n));
+    std::vector<float> out(static_cast<size_t>(n) + 1, kGuard);
+    kernels().geglu(gate.data(), up.data(), n, out.data());
+    std::vector<float> capped = gate;
+    capped.push_back(kGuard);
+    kernels().soft_cap(capped.data(), n, 3.0f);
+    for (size_t i = 0; i < gate.size(); ++i) {
+      const double g = static_cast<double>(gate[i]);
+      const double bent = std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g);
+      const double want = g / (1 + std::exp(-2 * bent)) * static_cast<double>(up[i]);
+      ASSERT_NEAR(static_cast<double>(out[i]), want, 3e-5 * std::fabs(want) + 1e-30);
+      ASSERT_NEAR(static_cast<double>(capped[i]), 3 * std::tanh(g / 3), 3e-6);
+    }
+    ASSERT_EQ(out.back(), kGuard);
+    ASSERT_EQ(capped.back(), kGuard);
   }
 }
 

@@ -54,6 +54,10 @@ struct Kernels {
 
   // out[n] = silu(gate) * up. out may be either input.
   void (*swiglu)(const float* gate, const float* up, int n, float* out);
+  // out[n] = gelu(gate) * up, with GELU's approximation by tanh. out may be either input.
+  void (*geglu)(const float* gate, const float* up, int n, float* out);
+  // x[n] = cap * tanh(x / cap)
+  void (*soft_cap)(float* x, int n, float cap);
 
   // y[n] += x[n]
   void (*add)(const float* x, int n, float* y);

@@ -47,7 +47,10 @@ KeyBias::KeyBias(const ModelFacts& facts, const BoundWeights& weights) {
     const auto at = static_cast<size_t>(layer);
     if (!facts.layers[at].k_bias) continue;
     stored_[at] = weights.Vector({WeightRole::kKBias, layer});
-    if (s.qk_norm) continue;  // what is rotated is not a sum with the bias
+    // Where what is rotated is not a sum with the bias, or is rotated otherwise than all layers of
+    // most models are, the bias is stored.
+    const bool plain_rope = s.rope_dims == s.head_dim && s.RopeOf(layer) == 0;
+    if (s.qk_norm != QkNorm::kNone || !plain_rope) continue;
     layers[at] = Split(s, stored_[at]);
     if (layers[at] == nullptr) continue;
     stored_[at] = layers[at]->rest.data();
@@ -92,7 +95,7 @@ std::unique_ptr<KeyBias::Layer> KeyBias::Split(const ModelShape& s, const float*
 }
 
 void KeyBias::MakeTables(const ModelShape& s) {
-  const auto angles = s.rope_frequencies.size();
+  const auto angles = static_cast<size_t>(s.rope_dims / 2);
   const auto runs =
       static_cast<size_t>((s.context_length + kAttentionRunKeys - 1) / kAttentionRunKeys);
   in_run_.resize(angles * 2 * kAttentionRunKeys);

@@ -85,9 +85,10 @@ struct Products {
   }
 };
 
-// The gate and up products, their LoRA, SwiGLU, and the conversion of the result for down.
+// The gate and up products, their LoRA, the activation, and the conversion of the result for down.
 struct GateUpProducts {
   const Kernels* kernels;
+  bool gelu;
   MatMulArgs gate;
   MatMulArgs up;
   Activations* h;
@@ -118,7 +119,7 @@ struct GateUpProducts {
       if (width <= 0) break;
       float* g = gate.y + row * gate.y_stride + col;
       const float* u = up.y + row * up.y_stride + col;
-      kernels->swiglu(g, u, width, g);
+      (gelu ? kernels->geglu : kernels->swiglu)(g, u, width, g);
       kernels->prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
     }
   }
@@ -173,10 +174,11 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
 }
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
-               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank) {
+               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank,
+               bool gelu) {
   const int tiles = TilesOf(gate);
   steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
-            GateUpProducts{&kernels, gate, up, h, low_rank});
+            GateUpProducts{&kernels, gelu, gate, up, h, low_rank});
 }
 
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {

@@ -41,13 +41,14 @@ struct GateUpLowRank {
   ptrdiff_t a_stride = 0;
 };
 
-// Computes h = silu(gate x) * (up x) in the form that the down product reads. gate and up have
-// equal shapes, rows and extents; their y are scratch [rows, n_out]. `h` was Reset() to at least
-// [gate.rows, n_out]. Each row of `h` is zero from its output extent to the next multiple of 32,
-// and not written beyond. `low_rank`: LoRA of disjoint rows; must stay valid until the list has
-// run.
+// Computes h = silu(gate x) * (up x), or gelu(gate x) * (up x), in the form that the down product
+// reads. gate and up have equal shapes, rows and extents; their y are scratch [rows, n_out]. `h`
+// was Reset() to at least [gate.rows, n_out]. Each row of `h` is zero from its output extent to the
+// next multiple of 32, and not written beyond. `low_rank`: LoRA of disjoint rows; must stay valid
+// until the list has run.
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
-               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {});
+               const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {},
+               bool gelu = false);
 
 // Computes attention of all rows. One step, or two if args.key_items > 1.
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args);

@@ -13,7 +13,8 @@ void Workspace::Resize(size_t rows, const ModelShape& s, const ProductForms& for
   gate.Resize(rows, s.d_ff);
   up.Resize(rows, s.d_ff);
   out.Resize(rows, s.d_model);
-  angles.Resize(rows, 2 * s.head_dim);
+  if (s.ChangesBranches()) branch.Resize(rows, s.d_model);
+  angles.Resize(rows, 4 * static_cast<int32_t>(s.rope_frequencies.size()));
   if (lora_rank > 0) lora.Resize(rows, 7 * lora_rank);
   input.Reset(count, s.d_model, forms.input);
   attention_input.Reset(count, s.q_rows(), forms.attention);

@@ -40,8 +40,9 @@ struct Workspace {
   RowBuffer attended;  // [q_rows]
   RowBuffer gate;      // [d_ff]
   RowBuffer up;        // [d_ff]
+  RowBuffer branch;    // what attention or MLP give [d_model]; empty if it enters x as it is
   RowBuffer out;       // input of the output head [d_model]
-  RowBuffer angles;    // RopeAngles() of the row's position [2 * head_dim]
+  RowBuffer angles;    // RopeAngles() of the row's position [2 * rope_dims], for each RoPE base
   RowBuffer lora;      // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
   Activations input;
   Activations attention_input;

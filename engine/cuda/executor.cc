@@ -37,6 +37,12 @@ absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::Create(
 absl::StatusOr<std::unique_ptr<CudaExecutor>> CudaExecutor::CreateOn(
     Gpu& gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap, WeightStream* stream,
     KernelObserver* observer, const ExecutorOptions& options) {
+  const std::string beyond = BeyondLlama(facts.shape);
+  if (!beyond.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat(file.path(), ": the architecture ", facts.shape.architecture, ", with ",
+                     beyond, ", is not computed on GPUs: set device to cpu or auto"));
+  }
   std::unique_ptr<CudaExecutor> executor(
       new CudaExecutor(gpu, file, facts, tap, stream, observer, options));
   if (stream != nullptr) gpu.queue().KeepApart();

@@ -40,7 +40,8 @@ class CudaExecutor final : public Executor {
   using Tap = std::function<void(int32_t layer, std::span<const float> hidden)>;
 
   // Copies the weights to the device. `file`, `facts`, `tap`, `stream` (null: all weights stay in
-  // memory) and `observer` (null: nobody watches) must outlive it. Errors: as Gpu::Allocate.
+  // memory) and `observer` (null: nobody watches) must outlive it. Errors: UNIMPLEMENTED (a model
+  // BeyondLlama); as Gpu::Allocate.
   static absl::StatusOr<std::unique_ptr<CudaExecutor>> Create(
       std::unique_ptr<Gpu> gpu, const PackedFile& file, const ModelFacts& facts, const Tap& tap,
       WeightStream* stream, KernelObserver* observer, const ExecutorOptions& options = {});

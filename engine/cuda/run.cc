@@ -207,6 +207,9 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kTakeLogitRows:
       LaunchTakeLogitRows(op, data);
       break;
+    case OpKind::kAddBranch:
+    case OpKind::kFinishLogits:
+      return absl::InternalError("CudaExecutor::Create refuses models with this operation");
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,7 @@
 #include "engine/model/emit.h"
 
+#include <cmath>
+
 namespace withy::engine {
 namespace {
 
@@ -15,7 +17,7 @@ class Emitter {
     program_.runs.clear();
     program_.layer_end.clear();
     program_.low_rank = !plan_.uniform() && facts_.lora_rank > 0;
-    Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding});
+    Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding}).scale = facts_.shape.embedding_scale;
     const int32_t layers = facts_.shape.layers;
     for (int32_t layer = 0; layer < layers; ++layer) {
       Layer(layer);
@@ -46,8 +48,7 @@ class Emitter {
   }
 
   void Qkv(int32_t layer) {
-    Op& norm = Add(OpKind::kNorm, layer, plan_.count(), {Role::kAttnNorm});
-    AddPending(&norm);
+    Norm(layer, plan_.count(), Role::kAttnNorm);
     Op& op = Add(OpKind::kQkv, layer, plan_.count(), {Role::kK, Role::kV, Role::kQ});
     op.extents = plan_.Extents(layer);
     op.queries = plan_.count();
@@ -64,6 +65,24 @@ class Emitter {
     op.lower_part = LoraPart::kAttentionIn;
   }
 
+  Op& Norm(int32_t layer, int32_t rows, Role role) {
+    Op& norm = Add(OpKind::kNorm, layer, rows, {});
+    if (facts_.shape.pre_norms) Name(role, &norm);
+    AddPending(&norm);
+    return norm;
+  }
+
+  // Lets attention or MLP, whose last product is `op`, enter the stream otherwise than as it is.
+  void AddBranch(Role norm, Op* op) {
+    if (!facts_.shape.ChangesBranches()) return;
+    op->to_branch = true;
+    const int32_t layer = op->layer;
+    const int32_t rows = op->rows;
+    Op& add = Add(OpKind::kAddBranch, layer, rows, {});
+    add.scale = facts_.shape.residual_scale;
+    if (facts_.shape.post_norms) Name(norm, &add);
+  }
+
   // Names only the vectors that the model has.
   void StoreKv(int32_t layer) {
     const LayerFacts& facts = facts_.layers[static_cast<size_t>(layer)];
@@ -75,7 +94,9 @@ class Emitter {
     if (facts.q_bias) Name(Role::kQBias, &op);
     if (facts.k_bias) Name(Role::kKBias, &op);
     if (facts.v_bias) Name(Role::kVBias, &op);
-    if (facts_.shape.qk_norm) {
+    op.rope = facts_.shape.RopeOf(layer);
+    op.whole_norms = facts_.shape.qk_norm == QkNorm::kWhole;
+    if (facts_.shape.qk_norm != QkNorm::kNone) {
       Name(Role::kQNorm, &op);
       Name(Role::kKNorm, &op);
     }
@@ -84,24 +105,31 @@ class Emitter {
 
   void Attention(int32_t layer, int32_t rows) {
     const RowExtents* extents = plan_.ExtentsAfterKv(layer);
-    Add(OpKind::kAttend, layer, rows, {}).extents = extents;
+    const ModelShape& s = facts_.shape;
+    Op& attend = Add(OpKind::kAttend, layer, rows, {});
+    attend.extents = extents;
+    attend.scale = s.attention_scale > 0.0f ? s.attention_scale
+                                            : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+    attend.cap = s.attention_cap;
+    attend.window = s.WindowOf(layer);
     if (plan_.narrowed()) Add(OpKind::kClearHeads, layer, rows, {}).extents = extents;
     Op& op = Add(OpKind::kAttentionOut, layer, rows, {Role::kOutput});
     op.extents = extents;
     op.lower = RunsAfterKv(layer, true, rows);
     op.lower_part = LoraPart::kAttentionOutIn;
     pending_ = {op.lower, LoraPart::kAttentionOut, layer};
+    AddBranch(Role::kPostAttnNorm, &op);
   }
 
   void FeedForward(int32_t layer, int32_t rows) {
     const RowExtents* extents = plan_.ExtentsAfterKv(layer);
     const RunRange runs = RunsAfterKv(layer, false, rows);
-    Op& norm = Add(OpKind::kNorm, layer, rows, {Role::kFfnNorm});
-    AddPending(&norm);
+    Op& norm = Norm(layer, rows, Role::kFfnNorm);
     norm.lower = runs;
     norm.lower_part = LoraPart::kFfnIn;
     Op& gate_up = Add(OpKind::kGateUp, layer, rows, {Role::kGate, Role::kUp});
     gate_up.extents = extents;
+    gate_up.activation = facts_.shape.activation;
     gate_up.add = runs;
     gate_up.add_part = LoraPart::kGate;
     gate_up.add_layer = layer;
@@ -110,11 +138,17 @@ class Emitter {
     down.lower = runs;
     down.lower_part = LoraPart::kDownIn;
     pending_ = {runs, LoraPart::kDown, layer};
+    AddBranch(Role::kPostFfnNorm, &down);
   }
 
   void Logits(int32_t rows) {
     AddPending(&Add(OpKind::kTakeLogitRows, -1, rows, {}));
     Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
+    const ModelShape& s = facts_.shape;
+    if (s.logit_scale == 1.0f && s.logit_cap == 0.0f) return;
+    Op& finish = Add(OpKind::kFinishLogits, -1, rows, {});
+    finish.scale = s.logit_scale;
+    finish.cap = s.logit_cap;
   }
 
   // Lets `op` add the pending LoRA output. Its inputs `a` stay valid until the next product of the

@@ -1,5 +1,5 @@
-// Writes the program of one piece of a batch, for llama, qwen2 and qwen3. Neighbours: row_plan.h is
-// its input, program.h its output. Pure.
+// Writes the program of one piece of a batch. What the architecture adds or leaves out stands in
+// the shape. Neighbours: row_plan.h is its input, program.h its output. Pure.
 #pragma once
 
 #include "engine/model/facts.h"

@@ -21,8 +21,9 @@ class FactsReader {
   absl::StatusOr<ModelFacts> Read(std::span<const LevelSpec> levels) {
     WITHY_ASSIGN_OR_RETURN(facts_.shape, ReadShape(file_.metadata()));
     ModelShape& s = facts_.shape;
-    WITHY_ASSIGN_OR_RETURN(const std::span<const float> frequencies,
-                           Vector({WeightRole::kRopeFrequencies}, s.head_dim / 2));
+    WITHY_ASSIGN_OR_RETURN(
+        const std::span<const float> frequencies,
+        Vector({WeightRole::kRopeFrequencies}, static_cast<int32_t>(s.rope_frequencies.size())));
     s.rope_frequencies.assign(frequencies.begin(), frequencies.end());
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kEmbedding}, s.vocab_size, s.d_model).status());
     if (file_.Find(TensorName({WeightRole::kHead})) != nullptr) {
@@ -35,6 +36,8 @@ class FactsReader {
     facts_.lora_rank = table.lora_rank;
     if (facts_.lora_rank > 0) WITHY_RETURN_IF_ERROR(Lora());
     if (!levels.empty()) {
+      const absl::Status status = CheckHasLevels(s);
+      if (!status.ok()) return Annotate(status, file_.path());
       facts_.levels.assign(levels.begin(), levels.end());
       facts_.lora_rank = 0;
     }
@@ -48,12 +51,7 @@ class FactsReader {
   absl::Status Layer(int32_t layer) {
     const ModelShape& s = facts_.shape;
     LayerFacts& facts = facts_.layers.emplace_back();
-    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnNorm, layer}, s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kFfnNorm, layer}, s.d_model).status());
-    if (s.qk_norm) {
-      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kQNorm, layer}, s.head_dim).status());
-      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kKNorm, layer}, s.head_dim).status());
-    }
+    WITHY_RETURN_IF_ERROR(Norms(layer));
     WITHY_ASSIGN_OR_RETURN(facts.q_bias, Bias({WeightRole::kQBias, layer}, s.q_rows()));
     WITHY_ASSIGN_OR_RETURN(facts.k_bias, Bias({WeightRole::kKBias, layer}, s.kv_rows()));
     WITHY_ASSIGN_OR_RETURN(facts.v_bias, Bias({WeightRole::kVBias, layer}, s.kv_rows()));
@@ -69,6 +67,25 @@ class FactsReader {
                            Matrix({WeightRole::kDown, layer}, s.d_model, s.d_ff));
     facts.down_panel = down.panel_inputs;
     return absl::OkStatus();
+  }
+
+  absl::Status Norms(int32_t layer) const {
+    const ModelShape& s = facts_.shape;
+    const auto check = [&](WeightRole role, int32_t n) {
+      return Vector({role, layer}, n).status();
+    };
+    if (s.pre_norms) {
+      WITHY_RETURN_IF_ERROR(check(WeightRole::kAttnNorm, s.d_model));
+      WITHY_RETURN_IF_ERROR(check(WeightRole::kFfnNorm, s.d_model));
+    }
+    if (s.post_norms) {
+      WITHY_RETURN_IF_ERROR(check(WeightRole::kPostAttnNorm, s.d_model));
+      WITHY_RETURN_IF_ERROR(check(WeightRole::kPostFfnNorm, s.d_model));
+    }
+    if (s.qk_norm == QkNorm::kNone) return absl::OkStatus();
+    const bool whole = s.qk_norm == QkNorm::kWhole;
+    WITHY_RETURN_IF_ERROR(check(WeightRole::kQNorm, whole ? s.q_rows() : s.head_dim));
+    return check(WeightRole::kKNorm, whole ? s.kv_rows() : s.head_dim);
   }
 
   // Checks every tensor that the levels' LoRA needs.

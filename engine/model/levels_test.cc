@@ -45,9 +45,10 @@ void WriteCut(const GgufFile& whole, const SynthShape& shape, LayerExtent extent
   const int32_t neurons = extent.neurons;
   GgufWriter writer;
   writer.CopyMetadata(whole, [](std::string_view key) { return key.starts_with("withy."); });
-  writer.Set<uint32_t>("llama.attention.head_count", static_cast<uint32_t>(extent.heads));
-  writer.Set<uint32_t>("llama.attention.head_count_kv", static_cast<uint32_t>(kv_heads));
-  writer.Set<uint32_t>("llama.feed_forward_length", static_cast<uint32_t>(neurons));
+  const std::string key = shape.architecture + ".";
+  writer.Set<uint32_t>(key + "attention.head_count", static_cast<uint32_t>(extent.heads));
+  writer.Set<uint32_t>(key + "attention.head_count_kv", static_cast<uint32_t>(kv_heads));
+  writer.Set<uint32_t>(key + "feed_forward_length", static_cast<uint32_t>(neurons));
   std::vector<Values> kept(whole.tensors().size());
   for (size_t t = 0; t < kept.size(); ++t) {
     const TensorInfo& tensor = whole.tensors()[t];
@@ -89,8 +90,10 @@ Values LogitsAt(Model& model, int32_t level) {
   return RunRows(model, ScratchKv(model.info(), 32), rows);
 }
 
-// A level gives the same logits as a model cut down to its heads and neurons.
-void ExpectALevelIsTheCutModel(const SynthShape& shape, LayerExtent extent) {
+// A level gives the same logits as a model cut down to its heads and neurons. `target`: of the CPU;
+// empty: any device.
+void ExpectALevelIsTheCutModel(const SynthShape& shape, LayerExtent extent,
+                               const std::string& target = "") {
   TestFolder folder;
   const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
   const auto whole = GgufFile::Open(path);
@@ -98,9 +101,11 @@ void ExpectALevelIsTheCutModel(const SynthShape& shape, LayerExtent extent) {
   WriteCut(
       *whole, shape, extent, [](const TensorInfo&, Values*) {}, folder / "cut.gguf");
   ModelOptions options;
-  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, extent)}};
+  options.target = target;
+  const auto cut = OpenTiny(folder, folder / "cut.gguf", options);
+  const auto layers = static_cast<size_t>(shape.layers);
+  options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(layers, extent)}};
   const auto levelled = OpenTiny(folder, path, options);
-  const auto cut = OpenTiny(folder, folder / "cut.gguf");
   EXPECT_EQ(LogitsAt(*levelled, 0), LogitsAt(*cut, -1));
   EXPECT_EQ(levelled->info().levels[0].flops_per_token, cut->info().levels[0].flops_per_token);
   EXPECT_EQ(levelled->info().levels[0].weight_bytes, cut->info().levels[0].weight_bytes);
@@ -111,6 +116,36 @@ TEST(LevelTest, ALevelIsTheCutModel) { ExpectALevelIsTheCutModel(TinyShape(), {3
 TEST(LevelTest, ALevelOfFewQueryHeadsCutsTheirKvHeads) {
   ExpectALevelIsTheCutModel(FewQueryHeads(1), {3, 256});
   ExpectALevelIsTheCutModel(FewQueryHeads(2), {2 * 2, 256});
+}
+
+// GPUs do not compute these.
+TEST(ArchitectureLevelTest, LevelsCutModelsWithWindowsOrLayersWithoutRope) {
+  SynthShape shape = TinyShape();
+  shape.sliding_window = 9;
+  ExpectALevelIsTheCutModel(shape, {3 * 2, 256}, DefaultKernels().name);
+  shape = TinyShape();
+  shape.architecture = "smollm3";
+  shape.layers = 4;
+  ExpectALevelIsTheCutModel(shape, {3 * 2, 256}, DefaultKernels().name);
+}
+
+TEST(ArchitectureLevelTest, ModelsThatNormOrScaleABranchHaveNoLevels) {
+  for (const char* architecture : {"olmo2", "granite", "gemma2", "gemma3"}) {
+    SynthShape shape = TinyShape();
+    shape.architecture = architecture;
+    const TestFolder folder;
+    ModelOptions options;
+    options.target = DefaultKernels().name;
+    options.cache_dir = folder.path();
+    options.threads = 2;
+    const std::string path = WriteTiny(folder, shape, GgmlType::kF32);
+    EXPECT_TRUE(Model::Open(path, options).ok()) << architecture;
+    options.levels = {{.percent = 60, .layers = std::vector<LayerExtent>(3, {3 * 2, 256})}};
+    const absl::Status status = Model::Open(path, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_NE(std::string(status.message()).find("cannot have elastic levels"), std::string::npos)
+        << status;
+  }
 }
 
 // Attention and MLP that a level leaves out add nothing. Their layers' K and V are still written,

@@ -20,25 +20,28 @@ namespace withy::engine {
 
 // Operations read and write these buffers, one row per token: `x` residual stream [d_model]; `in`
 // normalised input [d_model]; `q` [q_rows]; `k`, `v` [kv_rows]; `attended` [q_rows]; `neurons`
-// [d_ff]; `a` = A * inputs of the LoRA products [7 * rank]; `out` input of the output head
-// [d_model].
+// [d_ff]; `branch` what attention or MLP give, where it does not enter `x` as it is [d_model];
+// `a` = A * inputs of the LoRA products [7 * rank]; `out` input of the output head [d_model].
 enum class OpKind : uint8_t {
-  kEmbed,          // x = embedding[token]; RoPE angles of the row's position
-  kNorm,           // x += pending B * a; in = rms_norm(x); a = A * in for gate and up
+  kEmbed,          // x = scale * embedding[token]; RoPE angles of the row's position
+  kNorm,           // x += pending B * a; in = rms_norm(x), or x without a norm; a = A * in for gate
+                   // and up
   kQkv,            // k, v, q = W * in; a = A * in
-  kStoreKv,        // q, k, v += B * a; bias, head norm, RoPE; writes k, v to the row's slot
+  kStoreKv,        // q, k, v += B * a; bias, norms, RoPE; writes k, v to the row's slot
   kGatherTail,     // copies K and V that tree rows see in scattered slots into scratch blocks
   kKeepWanted,     // moves x and q of the rows that want logits to the front
   kAttend,         // attended = attention(q, keys and values that the row sees)
   kClearHeads,     // attended = 0 in heads that the row's level has and its context lacks
-  kAttentionOut,   // x += W * attended; a = A * attended
-  kGateUp,         // neurons = silu(gate * in + B * a) * (up * in + B * a)
-  kDown,           // x += W * neurons; a = A * neurons
+  kAttentionOut,   // x += W * attended, or branch = it; a = A * attended
+  kGateUp,         // neurons = activation(gate * in + B * a) * (up * in + B * a)
+  kDown,           // x += W * neurons, or branch = it; a = A * neurons
+  kAddBranch,      // x += scale * rms_norm(branch), or of branch without a norm
   kTap,            // passes x + pending B * a to ModelHooks::layer_tap
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
   kHead,           // logits = W * rms_norm(out)
+  kFinishLogits,   // logits = soft-cap of scale * logits
 };
-inline constexpr int kOpKinds = 14;
+inline constexpr int kOpKinds = 16;
 
 // Name for a kernel span: "embed", "norm", "qkv", ...
 std::string_view OpName(OpKind kind);
@@ -66,6 +69,19 @@ struct Op {
   // kQkv: rows whose queries are computed, [first_query, first_query + queries).
   int32_t first_query = 0;
   int32_t queries = 0;
+  // kEmbed, kAddBranch, kFinishLogits: the factor. kAttend: of q.k.
+  float scale = 1.0f;
+  // kAttend, of scores; kFinishLogits: x becomes cap * tanh(x / cap). 0: it stays.
+  float cap = 0.0f;
+  // kAttend: positions that a row sees, the last its own; 0: all.
+  int32_t window = 0;
+  // kStoreKv: which of the model's frequencies RoPE has; ModelShape::kNoRope: there is no RoPE.
+  int8_t rope = 0;
+  // kStoreKv: norms are of whole q and k, not of heads.
+  bool whole_norms = false;
+  // kAttentionOut, kDown: the product goes to `branch`.
+  bool to_branch = false;
+  Activation activation = Activation::kSilu;  // kGateUp
   // What each row computes; null: all of the layer. Owned by the RowPlan.
   const RowExtents* extents = nullptr;
   // LoRA of the rows in `add` and `lower`. `add`: B * a is added first; kStoreKv adds B of Q, K and

@@ -184,7 +184,10 @@ absl::StatusOr<std::vector<double>> SlowLogits(const std::string& path,
                                                std::span<const int32_t> tokens) {
   WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
   WITHY_ASSIGN_OR_RETURN(ModelShape shape, ReadShape(file));
-  if (shape.qk_norm) return absl::UnimplementedError(absl::StrCat(path, ": head norms"));
+  const std::string beyond = BeyondLlama(shape);
+  if (!beyond.empty()) return absl::UnimplementedError(absl::StrCat(path, ": ", beyond));
+  if (shape.qk_norm != QkNorm::kNone)
+    return absl::UnimplementedError(absl::StrCat(path, ": head norms"));
   return SlowModel(file, std::move(shape)).Run(tokens);
 }
 

@@ -13,7 +13,8 @@ namespace withy::engine {
 
 // Logits after each of `tokens`, [tokens, vocab_size], of a plain "llama" or "qwen2" file. Weights
 // count as their types store them. Errors: those of GgufFile::Open and ReadShape; NOT_FOUND (a
-// tensor); UNIMPLEMENTED (head norms); INVALID_ARGUMENT (a token outside the vocabulary).
+// tensor); UNIMPLEMENTED (head norms, a model BeyondLlama); INVALID_ARGUMENT (a token outside the
+// vocabulary).
 absl::StatusOr<std::vector<double>> SlowLogits(const std::string& path,
                                                std::span<const int32_t> tokens);
 

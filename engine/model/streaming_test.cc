@@ -395,6 +395,30 @@ TEST_F(StreamingTest, AWaitEndsWhenItsCallerHasLeft) {
   EXPECT_EQ(logits, want);
 }
 
+TEST(StreamedArchitectureTest, GivesTheBitsOfResidentWeights) {
+  for (const char* architecture : {"gemma3", "phi3"}) {
+    SynthShape shape = TinyShape();
+    shape.architecture = architecture;
+    shape.layers = 6;
+    shape.d_ff = 4096;
+    shape.vocab_size = 8192;
+    shape.sliding_window = 9;
+    const TestFolder folder;
+    const std::string path = WriteTiny(folder, shape, GgmlType::kQ8_0);
+    ModelOptions options;
+    options.target = DefaultKernels().name;
+    const auto resident = OpenTiny(folder, path, options);
+    options.weight_budget_bytes = static_cast<uint64_t>(resident->info().weight_bytes) * 6 / 10;
+    const auto streamed = OpenTiny(folder, path, options);
+    ASSERT_NE(streamed, nullptr);
+    EXPECT_TRUE(streamed->weight_stats().streams());
+    const std::vector<Row> rows = PlainRows(SomeTokens(kTokens, shape.vocab_size));
+    EXPECT_EQ(RunRows(*streamed, ScratchKv(streamed->info(), kTokens), rows),
+              RunRows(*resident, ScratchKv(resident->info(), kTokens), rows))
+        << architecture;
+  }
+}
+
 TEST_F(StreamingTest, AFileThatIsCutShortOrChangedIsNoticed) {
   const auto model = OpenStreamed(0.2);
   ExpectWorks(*model);

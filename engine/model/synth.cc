@@ -155,6 +155,11 @@ class Synthesizer {
       return absl::InvalidArgumentError(
           absl::StrCat("vocabulary of ", shape_.vocab_size, " tokens is below ", kMinSynthVocab));
     }
+    architecture_ = FindArchitecture(shape_.architecture);
+    if (architecture_ == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("architecture \"", shape_.architecture,
+                                                     "\" is none of ", SupportedArchitectures()));
+    }
     AddMetadata();
     AddTensors();
     WITHY_RETURN_IF_ERROR(AddLevels());
@@ -182,6 +187,12 @@ class Synthesizer {
     count("vocab_size", shape_.vocab_size);
     writer_.Set<float>(a + ".attention.layer_norm_rms_epsilon", 1e-5f);
     writer_.Set<float>(a + ".rope.freq_base", shape_.rope_base);
+    if (shape_.sliding_window > 0) count("attention.sliding_window", shape_.sliding_window);
+    if (architecture_->multipliers) {
+      writer_.Set<float>(a + ".embedding_scale", 2.0f);
+      writer_.Set<float>(a + ".residual_scale", 0.5f);
+      writer_.Set<float>(a + ".logit_scale", 2.0f);
+    }
     if (shape_.byte_level_bpe) {
       AddByteLevelVocab(shape_.vocab_size, &writer_);
     } else {
@@ -201,24 +212,35 @@ class Synthesizer {
     if (s.llama3_rope) RopeFactors();
     for (int32_t layer = 0; layer < s.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      Vector(blk + "attn_norm.weight", s.d_model, 1.0f);
+      Norms(blk + "attn_norm.weight", blk + "post_attention_norm.weight");
       Matrix(blk + "attn_q", q_rows, s.d_model, 1.5f);
       Matrix(blk + "attn_k", kv_rows, s.d_model, 1.5f);
       Matrix(blk + "attn_v", kv_rows, s.d_model, 1.0f);
       Matrix(blk + "attn_output", s.d_model, q_rows, into_residual);
-      if (s.architecture == "qwen2") {
+      if (architecture_->needs_qkv_bias) {
         Vector(blk + "attn_q.bias", q_rows, 0.0f);
         KeyBias(blk + "attn_k.bias");
         Vector(blk + "attn_v.bias", kv_rows, 0.0f);
-      } else if (s.architecture == "qwen3") {
-        Vector(blk + "attn_q_norm.weight", s.head_dim, 1.0f);
-        Vector(blk + "attn_k_norm.weight", s.head_dim, 1.0f);
       }
-      Vector(blk + "ffn_norm.weight", s.d_model, 1.0f);
-      Matrix(blk + "ffn_gate", s.d_ff, s.d_model, 1.5f);
-      Matrix(blk + "ffn_up", s.d_ff, s.d_model, 1.5f);
+      if (architecture_->qk_norm != QkNorm::kNone) {
+        const bool whole = architecture_->qk_norm == QkNorm::kWhole;
+        Vector(blk + "attn_q_norm.weight", whole ? q_rows : s.head_dim, 1.0f);
+        Vector(blk + "attn_k_norm.weight", whole ? kv_rows : s.head_dim, 1.0f);
+      }
+      Norms(blk + "ffn_norm.weight", blk + "post_ffw_norm.weight");
+      if (architecture_->fused_gate_up) {
+        Matrix(blk + "ffn_up", 2 * s.d_ff, s.d_model, 1.5f);
+      } else {
+        Matrix(blk + "ffn_gate", s.d_ff, s.d_model, 1.5f);
+        Matrix(blk + "ffn_up", s.d_ff, s.d_model, 1.5f);
+      }
       Matrix(blk + "ffn_down", s.d_model, s.d_ff, into_residual);
     }
+  }
+
+  void Norms(const std::string& before, const std::string& after) {
+    if (architecture_->pre_norms) Vector(before, shape_.d_model, 1.0f);
+    if (architecture_->post_norms) Vector(after, shape_.d_model, 1.0f);
   }
 
   absl::Status AddLevels() {
@@ -337,6 +359,7 @@ class Synthesizer {
   const SynthShape& shape_;
   const GgmlType type_;
   const uint64_t seed_;
+  const Architecture* architecture_ = nullptr;
   GgufWriter writer_;
 };
 

@@ -17,7 +17,7 @@ namespace withy::engine {
 
 struct SynthShape {
   std::string name;
-  std::string architecture = "llama";
+  std::string architecture = "llama";  // one of SupportedArchitectures()
   int32_t layers = 0;
   int32_t d_model = 0;
   int32_t heads = 0;
@@ -26,6 +26,7 @@ struct SynthShape {
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
   int32_t context_length = 0;
+  int32_t sliding_window = 0;  // 0: the file names none
   float rope_base = 10000.0f;
   bool llama3_rope = false;  // adds a rope_freqs tensor
   bool tied = false;

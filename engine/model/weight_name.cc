@@ -7,10 +7,26 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::array<const char*, kWeightRoles> kTensors = {
-    "token_embd",  "output",      "output_norm", "rope_frequencies", "attn_norm",   "ffn_norm",
-    "attn_q_norm", "attn_k_norm", "attn_q.bias", "attn_k.bias",      "attn_v.bias", "attn_q",
-    "attn_k",      "attn_v",      "attn_output", "ffn_gate",         "ffn_up",      "ffn_down"};
+constexpr std::array<const char*, kWeightRoles> kTensors = {"token_embd",
+                                                            "output",
+                                                            "output_norm",
+                                                            "rope_frequencies",
+                                                            "attn_norm",
+                                                            "ffn_norm",
+                                                            "post_attention_norm",
+                                                            "post_ffw_norm",
+                                                            "attn_q_norm",
+                                                            "attn_k_norm",
+                                                            "attn_q.bias",
+                                                            "attn_k.bias",
+                                                            "attn_v.bias",
+                                                            "attn_q",
+                                                            "attn_k",
+                                                            "attn_v",
+                                                            "attn_output",
+                                                            "ffn_gate",
+                                                            "ffn_up",
+                                                            "ffn_down"};
 
 }  // namespace
 

@@ -16,10 +16,12 @@ enum class WeightRole : uint8_t {
   kHead,        // [vocab, d_model]; the embedding if the two are tied
   kOutputNorm,  // [d_model]
   kRopeFrequencies,
-  // Per layer. Operations name head norms and biases only if the model has them.
+  // Per layer. Operations name norms and biases only if the model has them.
   kAttnNorm,  // [d_model]
   kFfnNorm,
-  kQNorm,  // [head_dim]
+  kPostAttnNorm,  // of what attention adds
+  kPostFfnNorm,   // of what the MLP adds
+  kQNorm,         // [head_dim]; of whole Q and K [q_rows] in packed order, [kv_rows]
   kKNorm,
   kQBias,  // [q_rows], query heads in packed order
   kKBias,  // [kv_rows]
@@ -32,7 +34,7 @@ enum class WeightRole : uint8_t {
   kUp,      // [d_ff, d_model]
   kDown,    // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 18;
+inline constexpr int kWeightRoles = 20;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

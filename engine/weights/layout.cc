@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -95,8 +96,9 @@ class Planner {
     }
     WITHY_RETURN_IF_ERROR(Vector("output_norm", ".weight", s.d_model));
     LayoutItem frequencies;
-    Place("rope_frequencies", PackedKind::kVector, 1, s.head_dim / 2, 0,
-          sizeof(float) * static_cast<uint64_t>(s.head_dim / 2), &frequencies);
+    Place("rope_frequencies", PackedKind::kVector, 1,
+          static_cast<int32_t>(s.rope_frequencies.size()), 0,
+          sizeof(float) * s.rope_frequencies.size(), &frequencies);
     layout_.items.push_back(std::move(frequencies));
     used_.insert("rope_freqs.weight");
     return absl::OkStatus();
@@ -115,24 +117,66 @@ class Planner {
       return absl::StrCat("blk.", layer, ".", ToAbsl(part));
     };
     offset_ = RoundUp(offset_, kPackedPage);
-    WITHY_RETURN_IF_ERROR(Vector(name("attn_norm"), ".weight", s.d_model));
-    if (s.qk_norm) {
+    WITHY_RETURN_IF_ERROR(PlanNorms(name("attn"), name("post_attention_norm")));
+    if (s.qk_norm == QkNorm::kHeads) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.head_dim));
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
+    } else if (s.qk_norm == QkNorm::kWhole) {
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.q_rows(), q_rows));
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.kv_rows()));
     }
     WITHY_RETURN_IF_ERROR(Bias(name("attn_q"), s.q_rows(), q_rows));
     WITHY_RETURN_IF_ERROR(Bias(name("attn_k"), s.kv_rows(), {}));
     WITHY_RETURN_IF_ERROR(Bias(name("attn_v"), s.kv_rows(), {}));
-    WITHY_RETURN_IF_ERROR(Vector(name("ffn_norm"), ".weight", s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("attn_k"), ".weight", s.kv_rows(), s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("attn_v"), ".weight", s.kv_rows(), s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(
-        Matrix(name("attn_q"), ".weight", s.q_rows(), s.d_model, s.d_model, q_rows));
+    WITHY_RETURN_IF_ERROR(PlanNorms(name("ffn"), name("post_ffw_norm")));
+    WITHY_RETURN_IF_ERROR(PlanQkv(name("attn_"), q_rows));
     WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), ".weight", s.d_model, s.q_rows(),
                                  PanelInputs(unit), {}, o_blocks));
-    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
-    WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
+    if (s.fused_gate_up) {
+      const std::string fused = name("ffn_up.weight");
+      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, 0, name("ffn_gate"), s.d_ff));
+      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, s.d_ff, name("ffn_up"), s.d_ff));
+    } else {
+      WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
+    }
     return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, NeuronPanel(s.d_ff));
+  }
+
+  // The norms before attention or MLP and after it, as far as the architecture has them.
+  absl::Status PlanNorms(const std::string& part, const std::string& after) {
+    const ModelShape& s = layout_.shape;
+    if (s.pre_norms) WITHY_RETURN_IF_ERROR(Vector(part + "_norm", ".weight", s.d_model));
+    return s.post_norms ? Vector(after, ".weight", s.d_model) : absl::OkStatus();
+  }
+
+  // K, V and Q, of tensors of their own or of one that holds the rows of Q, K and V.
+  absl::Status PlanQkv(const std::string& prefix, const std::vector<int32_t>& q_order) {
+    const ModelShape& s = layout_.shape;
+    const std::string fused = prefix + "qkv.weight";
+    const int32_t q = s.q_rows();
+    const int32_t kv = s.kv_rows();
+    if (file_.FindTensor(fused) == nullptr) {
+      WITHY_RETURN_IF_ERROR(Matrix(prefix + "k", ".weight", kv, s.d_model, s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix(prefix + "v", ".weight", kv, s.d_model, s.d_model));
+      return Matrix(prefix + "q", ".weight", q, s.d_model, s.d_model, q_order);
+    }
+    WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q, prefix + "k", kv));
+    WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q + kv, prefix + "v", kv));
+    return PartOf(fused, q + 2 * kv, 0, prefix + "q", q, q_order);
+  }
+
+  // Packs rows [first, first + rows) of the tensor `source`, which has `of` rows, as `name`.
+  absl::Status PartOf(const std::string& source, int32_t of, int32_t first, const std::string& name,
+                      int32_t rows, std::vector<int32_t> order = {}) {
+    if (order.empty()) {
+      order.resize(static_cast<size_t>(rows));
+      std::iota(order.begin(), order.end(), 0);
+    }
+    for (int32_t& row : order) row += first;
+    const int32_t width = layout_.shape.d_model;
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* tensor, Source(source, of, width));
+    return MatrixOf(*tensor, name, rows, width, width, std::move(order));
   }
 
   // The LoRA of the layers that a level cuts.
@@ -200,12 +244,19 @@ class Planner {
                       std::vector<int32_t> block_order = {}) {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
                            Source(absl::StrCat(name, ToAbsl(suffix)), n_out, n_in));
-    auto type = PackedTypeFor(source->type);
+    return MatrixOf(*source, name, n_out, n_in, panel, std::move(row_order),
+                    std::move(block_order));
+  }
+
+  absl::Status MatrixOf(const TensorInfo& source, const std::string& name, int32_t n_out,
+                        int32_t n_in, int32_t panel, std::vector<int32_t> row_order,
+                        std::vector<int32_t> block_order = {}) {
+    auto type = PackedTypeFor(source.type);
     if (!type.ok()) {
-      return Annotate(type.status(), absl::StrCat(file_.path(), ": tensor ", source->name));
+      return Annotate(type.status(), absl::StrCat(file_.path(), ": tensor ", source.name));
     }
     LayoutItem item;
-    item.source = source;
+    item.source = &source;
     item.row_order = std::move(row_order);
     item.block_order = std::move(block_order);
     PackedMatrix matrix{.type = *type, .n_out = n_out, .n_in = n_in, .panel_inputs = panel};

@@ -298,8 +298,22 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
   return {};
 }
 
+absl::Status CheckHasLevels(const ModelShape& shape) {
+  if (!shape.ChangesBranches() && shape.pre_norms && shape.qk_norm != QkNorm::kWhole) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("models of the architecture ", shape.architecture, ", with ", BeyondLlama(shape),
+                   ", cannot have elastic levels: use the model without them"));
+}
+
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape) {
-  return Reader(file, shape).Read();
+  WITHY_ASSIGN_OR_RETURN(LevelTable table, Reader(file, shape).Read());
+  if (!table.levels.empty()) {
+    const absl::Status status = CheckHasLevels(shape);
+    if (!status.ok()) return Annotate(status, file.path());
+  }
+  return table;
 }
 
 }  // namespace withy::engine

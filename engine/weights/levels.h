@@ -101,8 +101,12 @@ struct LoraShape {
 LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent& extent,
                       int32_t rank);
 
+// Levels cut the inputs and outputs of attention and MLP, which must not be normed or scaled as a
+// whole. Errors: UNIMPLEMENTED naming architecture and reason.
+absl::Status CheckHasLevels(const ModelShape& shape);
+
 // Reads a file's levels; empty for a plain model. Errors: INVALID_ARGUMENT naming key, value and
-// limit.
+// limit; as CheckHasLevels.
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape);
 
 }  // namespace withy::engine

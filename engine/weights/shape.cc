@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <numbers>
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "engine/weights/architecture/rope_reader.h"
+#include "engine/weights/architecture/shape_keys.h"
 
 namespace withy::engine {
 namespace {
@@ -19,11 +19,12 @@ constexpr int64_t kMaxHeadDim = 256;  // limit of a KV block
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxContext = 1 << 24;
 constexpr int32_t kMinContext = 2;
-constexpr char kRopeFactors[] = "rope_freqs.weight";
 
 class ShapeReader {
  public:
-  explicit ShapeReader(const GgufFile& file) : file_(file) {}
+  explicit ShapeReader(const GgufFile& file)
+      : file_(file),
+        keys_(file, std::string(file.GetStringOr("general.architecture", "").value_or(""))) {}
 
   absl::StatusOr<ModelShape> Read() {
     WITHY_RETURN_IF_ERROR(ReadArchitecture());
@@ -34,30 +35,24 @@ class ShapeReader {
     };
     note(RefuseNonCausal());
     note(RefuseExperts());
+    note(RefuseVision());
     // RoPE turns the elements of a head, whose size needs the model's width.
-    if (note(ReadSizes()) && note(ReadHeads())) note(ReadRope());
+    if (note(ReadSizes()) && note(ReadHeads()) && note(ReadWindows()) && note(ReadScales())) {
+      note(ReadRope(keys_, *architecture_, &shape_));
+    }
     note(ReadVocabulary());
     WITHY_RETURN_IF_ERROR(JoinProblems(problems));
     return std::move(shape_);
   }
 
  private:
-  std::string Key(std::string_view suffix) const {
-    return absl::StrCat(shape_.architecture, ".", ToAbsl(suffix));
-  }
-
-  absl::Status Wrong(std::string_view key, int64_t value, std::string_view wanted) const {
-    return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", ToAbsl(key), " is ", value,
-                                                   "; it must be ", ToAbsl(wanted)));
-  }
-
   // An integer in [1, limit]; `fallback` (unless 0) if the key is missing.
   absl::Status ReadCount(const std::string& key, int64_t limit, int64_t fallback, int32_t* out) {
     int64_t value = fallback;
     if (fallback == 0 || file_.Has(key)) {
       WITHY_ASSIGN_OR_RETURN(value, file_.GetInt(key));
     }
-    if (value < 1 || value > limit) return Wrong(key, value, absl::StrCat("1 to ", limit));
+    if (value < 1 || value > limit) return keys_.Wrong(key, value, absl::StrCat("1 to ", limit));
     *out = static_cast<int32_t>(value);
     return absl::OkStatus();
   }
@@ -67,28 +62,28 @@ class ShapeReader {
     WITHY_ASSIGN_OR_RETURN(std::string_view name, file_.GetStringOr("general.name", ""));
     shape_.architecture = architecture;
     shape_.name = ValidUtf8(name, kMaxShownBytes);
-    if (architecture == "llama") {
-      shape_.rope_pairing = RopePairing::kAdjacent;
-    } else if (architecture == "qwen2") {
-      shape_.rope_pairing = RopePairing::kHalves;
-      shape_.needs_qkv_bias = true;
-    } else if (architecture == "qwen3") {
-      shape_.rope_pairing = RopePairing::kHalves;
-      shape_.qk_norm = true;
-    } else {
+    architecture_ = FindArchitecture(architecture);
+    if (architecture_ == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(file_.path(), ": architecture \"", ValidUtf8(architecture, kMaxShownBytes),
-                       "\" is not supported; supported are ", ToAbsl(SupportedArchitectures()),
+                       "\" is not supported; supported are ", SupportedArchitectures(),
                        ": choose a model of one of them"));
     }
+    shape_.rope_pairing = architecture_->rope_pairing;
+    shape_.qk_norm = architecture_->qk_norm;
+    shape_.needs_qkv_bias = architecture_->needs_qkv_bias;
+    shape_.pre_norms = architecture_->pre_norms;
+    shape_.post_norms = architecture_->post_norms;
+    shape_.activation = architecture_->activation;
+    shape_.fused_gate_up = architecture_->fused_gate_up;
     return absl::OkStatus();
   }
 
   absl::Status RefuseNonCausal() {
-    WITHY_ASSIGN_OR_RETURN(bool causal, file_.GetBoolOr(Key("attention.causal"), true));
+    WITHY_ASSIGN_OR_RETURN(bool causal, file_.GetBoolOr(keys_.Key("attention.causal"), true));
     if (!causal) {
       return absl::UnimplementedError(
-          absl::StrCat(file_.path(), ": ", Key("attention.causal"),
+          absl::StrCat(file_.path(), ": ", keys_.Key("attention.causal"),
                        " is false; only models that generate text from left to right are "
                        "supported"));
     }
@@ -96,29 +91,30 @@ class ShapeReader {
   }
 
   absl::Status RefuseExperts() {
-    WITHY_ASSIGN_OR_RETURN(int64_t experts, file_.GetIntOr(Key("expert_count"), 0));
+    WITHY_ASSIGN_OR_RETURN(int64_t experts, file_.GetIntOr(keys_.Key("expert_count"), 0));
     if (experts != 0) {
-      return absl::UnimplementedError(absl::StrCat(file_.path(), ": ", Key("expert_count"), " is ",
-                                                   experts, "; only dense models are supported"));
+      return absl::UnimplementedError(absl::StrCat(file_.path(), ": ", keys_.Key("expert_count"),
+                                                   " is ", experts,
+                                                   "; only dense models are supported"));
     }
     return absl::OkStatus();
   }
 
+  absl::Status RefuseVision() {
+    const std::string key = keys_.Key("deepstack_mapping");
+    if (!file_.Has(key)) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(file_.path(), ": ", key, " is for images; only models of text are supported"));
+  }
+
   absl::Status ReadSizes() {
-    WITHY_RETURN_IF_ERROR(ReadCount(Key("block_count"), kMaxLayers, 0, &shape_.layers));
-    WITHY_RETURN_IF_ERROR(ReadCount(Key("embedding_length"), kMaxWidth, 0, &shape_.d_model));
-    WITHY_RETURN_IF_ERROR(ReadCount(Key("feed_forward_length"), kMaxWidth, 0, &shape_.d_ff));
-    WITHY_RETURN_IF_ERROR(ReadCount(Key("context_length"), kMaxContext, 0, &shape_.context_length));
-    const std::string window_key = Key("attention.sliding_window");
-    WITHY_ASSIGN_OR_RETURN(int64_t window, file_.GetIntOr(window_key, 0));
-    const bool windowed = window > 0 && window < shape_.context_length;
-    if (windowed) shape_.context_length = static_cast<int32_t>(window);
-    if (shape_.context_length < kMinContext) {
-      return Wrong(windowed ? window_key : Key("context_length"), shape_.context_length,
-                   absl::StrCat("at least ", kMinContext, ": one token of a prompt and one of its ",
-                                "answer"));
-    }
-    const std::string epsilon_key = Key("attention.layer_norm_rms_epsilon");
+    WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("block_count"), kMaxLayers, 0, &shape_.layers));
+    WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("embedding_length"), kMaxWidth, 0, &shape_.d_model));
+    WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("feed_forward_length"), kMaxWidth, 0, &shape_.d_ff));
+    WITHY_RETURN_IF_ERROR(
+        ReadCount(keys_.Key("context_length"), kMaxContext, 0, &shape_.context_length));
+    WITHY_RETURN_IF_ERROR(RequireContext(keys_.Key("context_length"), shape_.context_length));
+    const std::string epsilon_key = keys_.Key("attention.layer_norm_rms_epsilon");
     WITHY_ASSIGN_OR_RETURN(double epsilon, file_.GetFloat(epsilon_key));
     if (!(epsilon > 0.0 && epsilon < 1.0)) {
       return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", epsilon_key, " is ",
@@ -126,43 +122,126 @@ class ShapeReader {
     }
     shape_.rms_epsilon = static_cast<float>(epsilon);
     if (shape_.d_model % 32 != 0) {
-      return Wrong(Key("embedding_length"), shape_.d_model, "a multiple of 32");
+      return keys_.Wrong(keys_.Key("embedding_length"), shape_.d_model, "a multiple of 32");
     }
     if (shape_.d_ff % 32 != 0) {
-      return Wrong(Key("feed_forward_length"), shape_.d_ff, "a multiple of 32");
+      return keys_.Wrong(keys_.Key("feed_forward_length"), shape_.d_ff, "a multiple of 32");
     }
     return absl::OkStatus();
   }
 
+  absl::Status RequireContext(std::string_view key, int32_t tokens) const {
+    if (tokens >= kMinContext) return absl::OkStatus();
+    return keys_.Wrong(
+        key, tokens,
+        absl::StrCat("at least ", kMinContext, ": one token of a prompt and one of its answer"));
+  }
+
+  // What a layer sees.
+  absl::Status ReadWindows() {
+    const std::string key = keys_.Key("attention.sliding_window");
+    WITHY_ASSIGN_OR_RETURN(const int64_t window, file_.GetIntOr(key, architecture_->window));
+    if (window <= 0 || window >= shape_.context_length) return absl::OkStatus();
+    const auto tokens = static_cast<int32_t>(window);
+    WITHY_RETURN_IF_ERROR(RequireContext(key, tokens));
+    if (architecture_->window_rule == WindowRule::kShortensContext) {
+      shape_.context_length = tokens;
+      return absl::OkStatus();
+    }
+    shape_.windows.assign(static_cast<size_t>(shape_.layers), tokens);
+    if (architecture_->window_rule == WindowRule::kEveryLayer) return absl::OkStatus();
+    WITHY_ASSIGN_OR_RETURN(const std::vector<bool> windowed, ReadWindowPattern());
+    for (size_t layer = 0; layer < windowed.size(); ++layer) {
+      if (!windowed[layer]) shape_.windows[layer] = 0;
+    }
+    const bool any = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
+    if (!any) shape_.windows.clear();
+    return absl::OkStatus();
+  }
+
+  // Which layers have a window: one value for each, or a period whose last layer has none.
+  absl::StatusOr<std::vector<bool>> ReadWindowPattern() {
+    const std::string key = keys_.Key("attention.sliding_window_pattern");
+    const auto layers = static_cast<size_t>(shape_.layers);
+    std::vector<bool> windowed(layers);
+    if (file_.GetArrayCount(key).ok()) {
+      WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> values, file_.GetIntArray(key));
+      if (values.size() != layers) {
+        return keys_.Wrong(absl::StrCat(key, "'s length"), static_cast<int64_t>(values.size()),
+                           absl::StrCat("the number of layers, ", layers));
+      }
+      for (size_t i = 0; i < layers; ++i) windowed[i] = values[i] != 0;
+      return windowed;
+    }
+    WITHY_ASSIGN_OR_RETURN(const int64_t period, file_.GetIntOr(key, architecture_->window_period));
+    if (period < 0 || period > kMaxLayers) {
+      return keys_.Wrong(key, period, absl::StrCat("0 to ", kMaxLayers));
+    }
+    for (size_t i = 0; i < layers; ++i) {
+      windowed[i] = period == 0 || static_cast<int64_t>(i) % period < period - 1;
+    }
+    return windowed;
+  }
+
+  absl::Status ReadScales() {
+    if (architecture_->scales_embeddings) {
+      shape_.embedding_scale = std::sqrt(static_cast<float>(shape_.d_model));
+    }
+    if (architecture_->layers_scaled_by_width == shape_.layers) {
+      const int32_t width = shape_.d_model / shape_.heads;
+      shape_.attention_scale = 1.0f / std::sqrt(static_cast<float>(width));
+    }
+    if (architecture_->multipliers) WITHY_RETURN_IF_ERROR(ReadMultipliers());
+    if (architecture_->attention_cap > 0.0f) {
+      WITHY_RETURN_IF_ERROR(keys_.ReadFactor("attn_logit_softcapping", architecture_->attention_cap,
+                                             &shape_.attention_cap));
+    }
+    if (!architecture_->caps_logits) return absl::OkStatus();
+    return keys_.ReadFactor("final_logit_softcapping", architecture_->logit_cap, &shape_.logit_cap);
+  }
+
+  absl::Status ReadMultipliers() {
+    WITHY_RETURN_IF_ERROR(file_.GetFloat(keys_.Key("logit_scale")).status());
+    float divisor = 1.0f;
+    WITHY_RETURN_IF_ERROR(keys_.ReadFactor("logit_scale", 1.0f, &divisor));
+    if (divisor > 0.0f) shape_.logit_scale = 1.0f / divisor;
+    for (const auto& [suffix, factor] : {std::pair{"embedding_scale", &shape_.embedding_scale},
+                                         std::pair{"residual_scale", &shape_.residual_scale}}) {
+      WITHY_RETURN_IF_ERROR(keys_.ReadFactor(suffix, 1.0f, factor));
+      if (*factor == 0.0f) *factor = 1.0f;  // as in llama.cpp 0 means none
+    }
+    return keys_.ReadFactor("attention.scale", 0.0f, &shape_.attention_scale);
+  }
+
   absl::Status ReadHeads() {
-    const std::string heads_key = Key("attention.head_count");
+    const std::string heads_key = keys_.Key("attention.head_count");
     WITHY_RETURN_IF_ERROR(ReadCount(heads_key, kMaxHeads, 0, &shape_.heads));
-    const std::string kv_key = Key("attention.head_count_kv");
+    const std::string kv_key = keys_.Key("attention.head_count_kv");
     WITHY_RETURN_IF_ERROR(ReadCount(kv_key, shape_.heads, shape_.heads, &shape_.kv_heads));
     if (shape_.heads % shape_.kv_heads != 0) {
-      return Wrong(kv_key, shape_.kv_heads,
-                   absl::StrCat("a divisor of ", heads_key, " (", shape_.heads, ")"));
+      return keys_.Wrong(kv_key, shape_.kv_heads,
+                         absl::StrCat("a divisor of ", heads_key, " (", shape_.heads, ")"));
     }
-    const std::string dim_key = Key("attention.key_length");
+    const std::string dim_key = keys_.Key("attention.key_length");
     const int64_t natural_dim = std::max(1, shape_.d_model / shape_.heads);
     if (!file_.Has(dim_key) && shape_.d_model % shape_.heads != 0) {
-      return Wrong(heads_key, shape_.heads,
-                   absl::StrCat("a divisor of ", Key("embedding_length"), " (", shape_.d_model,
-                                ") when ", dim_key, " is missing"));
+      return keys_.Wrong(heads_key, shape_.heads,
+                         absl::StrCat("a divisor of ", keys_.Key("embedding_length"), " (",
+                                      shape_.d_model, ") when ", dim_key, " is missing"));
     }
     WITHY_RETURN_IF_ERROR(ReadCount(dim_key, kMaxHeadDim, natural_dim, &shape_.head_dim));
-    if (shape_.head_dim % 32 != 0) return Wrong(dim_key, shape_.head_dim, "a multiple of 32");
-    const std::string value_key = Key("attention.value_length");
+    if (shape_.head_dim % 32 != 0) return keys_.Wrong(dim_key, shape_.head_dim, "a multiple of 32");
+    const std::string value_key = keys_.Key("attention.value_length");
     WITHY_ASSIGN_OR_RETURN(int64_t value_dim, file_.GetIntOr(value_key, shape_.head_dim));
     if (value_dim != shape_.head_dim) {
-      return Wrong(value_key, value_dim,
-                   absl::StrCat("equal to the key length, ", shape_.head_dim));
+      return keys_.Wrong(value_key, value_dim,
+                         absl::StrCat("equal to the key length, ", shape_.head_dim));
     }
     return absl::OkStatus();
   }
 
   absl::Status ReadVocabulary() {
-    const std::string key = Key("vocab_size");
+    const std::string key = keys_.Key("vocab_size");
     int64_t tokens = 0;
     if (file_.Has("tokenizer.ggml.tokens")) {
       WITHY_ASSIGN_OR_RETURN(uint64_t count, file_.GetArrayCount("tokenizer.ggml.tokens"));
@@ -170,136 +249,42 @@ class ShapeReader {
     }
     WITHY_RETURN_IF_ERROR(ReadCount(key, kMaxVocab, tokens, &shape_.vocab_size));
     if (shape_.vocab_size < tokens) {
-      return Wrong(key, shape_.vocab_size,
-                   absl::StrCat("at least the number of tokenizer.ggml.tokens, ", tokens));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadRope() {
-    const std::string dim_key = Key("rope.dimension_count");
-    WITHY_ASSIGN_OR_RETURN(int64_t rope_dim, file_.GetIntOr(dim_key, shape_.head_dim));
-    if (rope_dim != shape_.head_dim) {
-      return Wrong(dim_key, rope_dim, absl::StrCat("the head size, ", shape_.head_dim));
-    }
-    const std::string base_key = Key("rope.freq_base");
-    WITHY_ASSIGN_OR_RETURN(double base, file_.GetFloatOr(base_key, 10000.0));
-    if (!(base > 1.0 && base < 1e12)) {
-      return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", base_key, " is ", base,
-                                                     "; it must be between 1 and 1e12"));
-    }
-    const int32_t pairs = shape_.head_dim / 2;
-    shape_.rope_frequencies.resize(static_cast<size_t>(pairs));
-    for (int32_t i = 0; i < pairs; ++i) {
-      shape_.rope_frequencies[static_cast<size_t>(i)] =
-          static_cast<float>(std::pow(base, -2.0 * i / shape_.head_dim));
-    }
-    WITHY_RETURN_IF_ERROR(ReadRopeScaling());
-    return DivideByRopeFactors();
-  }
-
-  // Applies the file's own frequency divisors, which converters write for Llama 3.
-  absl::Status DivideByRopeFactors() {
-    const TensorInfo* tensor = file_.FindTensor(kRopeFactors);
-    if (tensor == nullptr) return absl::OkStatus();
-    std::vector<float>& frequencies = shape_.rope_frequencies;
-    if (tensor->type != GgmlType::kF32 ||
-        tensor->elements() != static_cast<int64_t>(frequencies.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", kRopeFactors,
-                                                     " must be F32 with ", frequencies.size(),
-                                                     " elements"));
-    }
-    std::vector<float> factors(frequencies.size());
-    std::memcpy(factors.data(), file_.Data(*tensor).data(), factors.size() * sizeof(float));
-    for (size_t i = 0; i < factors.size(); ++i) {
-      if (!(factors[i] > 0.0f && factors[i] < 1e9f)) {
-        return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", kRopeFactors,
-                                                       " element ", i, " is ", factors[i],
-                                                       "; it must be above 0 and below 1e9"));
-      }
-      frequencies[i] /= factors[i];
-    }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<double> ReadPositive(const std::string& key, double fallback) {
-    WITHY_ASSIGN_OR_RETURN(double value, file_.GetFloatOr(key, fallback));
-    if (!(value > 0.0 && value < 1e9)) {
-      return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", key, " is ", value,
-                                                     "; it must be above 0 and below 1e9"));
-    }
-    return value;
-  }
-
-  // The common divisor of all frequencies. As in llama.cpp 0 means none, and a file without the
-  // present key may have the old one.
-  absl::StatusOr<double> ReadRopeFactor() {
-    std::string key = Key("rope.scaling.factor");
-    if (!file_.Has(key)) key = Key("rope.scale_linear");
-    WITHY_ASSIGN_OR_RETURN(const double factor, file_.GetFloatOr(key, 0.0));
-    if (factor == 0.0) return 1.0;
-    return ReadPositive(key, 1.0);
-  }
-
-  // Checks that a key which would change the computation has its neutral value.
-  absl::Status RequireNeutral(std::string_view suffix, double neutral) {
-    const std::string key = Key(suffix);
-    WITHY_ASSIGN_OR_RETURN(const double value, file_.GetFloatOr(key, neutral));
-    if (value == neutral) return absl::OkStatus();
-    return absl::UnimplementedError(
-        absl::StrCat(file_.path(), ": ", key, " is ", value, "; only ", neutral, " is supported"));
-  }
-
-  absl::Status ReadRopeScaling() {
-    const std::string type_key = Key("rope.scaling.type");
-    // A file with a factor but no type means the oldest type.
-    WITHY_ASSIGN_OR_RETURN(std::string_view type, file_.GetStringOr(type_key, "linear"));
-    WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.attn_factor", 1.0));
-    WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.alpha", 0.0));
-    WITHY_ASSIGN_OR_RETURN(const double factor, ReadRopeFactor());
-    if (type == "none") return absl::OkStatus();
-    if (type == "linear") {
-      for (float& f : shape_.rope_frequencies) f = static_cast<float>(f / factor);
-      return absl::OkStatus();
-    }
-    if (type == "llama3") {
-      const bool in_tensor = file_.FindTensor(kRopeFactors) != nullptr;
-      return in_tensor ? absl::OkStatus() : ScaleLikeLlama3(factor);
-    }
-    return absl::UnimplementedError(
-        absl::StrCat(file_.path(), ": ", type_key, " is \"", ValidUtf8(type, kMaxShownBytes),
-                     "\", which is not supported; supported are none, linear, llama3"));
-  }
-
-  // The published rule of Llama 3.1: stretches long wavelengths by `factor`, keeps short ones, and
-  // blends those between.
-  absl::Status ScaleLikeLlama3(double factor) {
-    WITHY_ASSIGN_OR_RETURN(double low, ReadPositive(Key("rope.scaling.low_freq_factor"), 1.0));
-    WITHY_ASSIGN_OR_RETURN(double high, ReadPositive(Key("rope.scaling.high_freq_factor"), 4.0));
-    const std::string original_key = Key("rope.scaling.original_context_length");
-    WITHY_ASSIGN_OR_RETURN(int64_t original, file_.GetIntOr(original_key, 8192));
-    if (original < 1) return Wrong(original_key, original, "at least 1");
-    if (!(high > low)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file_.path(), ": ", Key("rope.scaling.high_freq_factor"), " is ", high,
-                       "; it must be above the low one, ", low));
-    }
-    for (float& f : shape_.rope_frequencies) {
-      const double wavelength = 2.0 * std::numbers::pi / f;
-      const double turns = static_cast<double>(original) / wavelength;
-      const double keep = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-      f = static_cast<float>((1.0 - keep) * f / factor + keep * f);
+      return keys_.Wrong(key, shape_.vocab_size,
+                         absl::StrCat("at least the number of tokenizer.ggml.tokens, ", tokens));
     }
     return absl::OkStatus();
   }
 
   const GgufFile& file_;
+  const ShapeKeys keys_;
+  const Architecture* architecture_ = nullptr;  // of the file
   ModelShape shape_;
 };
 
 }  // namespace
 
-std::string_view SupportedArchitectures() { return "llama, qwen2, qwen3"; }
+std::string BeyondLlama(const ModelShape& s) {
+  const auto has = [](const auto& list, auto wanted) {
+    return std::find(list.begin(), list.end(), wanted) != list.end();
+  };
+  std::string text;
+  const auto add = [&text](bool is, std::string_view what) {
+    if (is) absl::StrAppend(&text, text.empty() ? "" : ", ", ToAbsl(what));
+  };
+  add(s.rope_dims > 0 && s.rope_dims < s.head_dim, "partial RoPE");
+  add(has(s.ropes, ModelShape::kNoRope), "layers without RoPE");
+  add(has(s.ropes, int8_t{1}), "two RoPE bases");
+  add(s.qk_norm == QkNorm::kWhole, "norms of whole Q and K");
+  add(!s.pre_norms || s.post_norms, "norms after attention and MLP");
+  add(s.activation != Activation::kSilu, "GELU");
+  add(s.embedding_scale != 1.0f, "scaled embeddings");
+  add(s.residual_scale != 1.0f, "scaled residuals");
+  add(s.attention_scale != 0.0f, "an attention scale");
+  add(s.logit_scale != 1.0f, "scaled logits");
+  add(s.attention_cap > 0.0f || s.logit_cap > 0.0f, "soft-caps");
+  add(!s.windows.empty(), "sliding windows");
+  return text;
+}
 
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file) { return ShapeReader(file).Read(); }
 

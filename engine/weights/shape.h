@@ -8,14 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
+#include "engine/weights/architecture/architecture.h"
 
 namespace withy::engine {
-
-// Pairs of elements of a head that RoPE rotates.
-enum class RopePairing {
-  kAdjacent,  // (2i, 2i+1): "llama" files; their converter permutes Q and K rows accordingly
-  kHalves,    // (i, i + head_dim/2): "qwen2", "qwen3"
-};
 
 struct ModelShape {
   std::string architecture;
@@ -27,14 +22,42 @@ struct ModelShape {
   int32_t head_dim = 0;
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
-  int32_t context_length = 0;  // at most the sliding window: withy computes only full attention
+  int32_t context_length = 0;
   float rms_epsilon = 0.0f;
   RopePairing rope_pairing = RopePairing::kAdjacent;
-  // Angle of pair i at position p: p * rope_frequencies[i]; [head_dim / 2]. Includes scaling:
-  // linear (also if a factor has no type), llama3, and the divisors of a rope_freqs.weight tensor.
+  int32_t rope_dims = 0;  // elements of a head that RoPE turns, from the first on; even
+  // Angle of pair i at position p: p * rope_frequencies[i]; [rope_dims / 2], and in a model with
+  // two RoPE bases as many for the layers with a window. Includes scaling: linear (also if a factor
+  // has no type), llama3, and the divisors of a rope_freqs.weight tensor.
   std::vector<float> rope_frequencies;
-  bool qk_norm = false;         // qwen3: RMS norm of each head of Q and K before RoPE
-  bool needs_qkv_bias = false;  // qwen2
+  QkNorm qk_norm = QkNorm::kNone;
+  bool needs_qkv_bias = false;
+  bool pre_norms = true;
+  bool post_norms = false;
+  Activation activation = Activation::kSilu;
+  bool fused_gate_up = false;
+  // Factors of what the embedding gives, of what attention and MLP add, of the logits.
+  float embedding_scale = 1.0f;
+  float residual_scale = 1.0f;
+  float logit_scale = 1.0f;
+  float attention_scale = 0.0f;  // of q.k; 0: 1 / sqrt(head_dim)
+  // Scores and logits become cap * tanh(score / cap); 0: they do not.
+  float attention_cap = 0.0f;
+  float logit_cap = 0.0f;
+  // A row of a layer sees so many positions, the last its own; 0: all. Empty: all layers see all.
+  std::vector<int32_t> windows = {};
+  // Which frequencies a layer has: 0 the first, 1 the second, kNoRope none. Empty: all the first.
+  std::vector<int8_t> ropes = {};
+  static constexpr int8_t kNoRope = -1;
+
+  int32_t WindowOf(int32_t layer) const {
+    return windows.empty() ? 0 : windows[static_cast<size_t>(layer)];
+  }
+  int8_t RopeOf(int32_t layer) const {
+    return ropes.empty() ? int8_t{0} : ropes[static_cast<size_t>(layer)];
+  }
+  // Whether what attention and MLP give is normed or scaled before it is added to the stream.
+  bool ChangesBranches() const { return post_norms || residual_scale != 1.0f; }
 
   int32_t query_heads_per_group() const { return heads / kv_heads; }
   int32_t q_rows() const { return heads * head_dim; }
@@ -52,8 +75,9 @@ struct ModelShape {
   }
 };
 
-// "llama, qwen2, qwen3"
-std::string_view SupportedArchitectures();
+// What a model of this shape computes beyond llama with biases and norms of heads, for people, such
+// as "GELU, sliding windows"; empty: nothing. Whoever computes only the latter refuses the others.
+std::string BeyondLlama(const ModelShape& shape);
 
 // A missing key has the same default as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
 // scaling, experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT

@@ -125,6 +125,117 @@ TEST(ShapeTest, AWindowHoldsAPromptAndAnAnswer) {
       HasSubstr("llama.attention.sliding_window is 1"));
 }
 
+// The same metadata for another architecture.
+absl::StatusOr<ModelShape> ShapeOf(const std::string& architecture,
+                                   const std::function<void(GgufWriter&)>& change) {
+  return ShapeWith([&](GgufWriter& w) {
+    const std::string a = architecture + ".";
+    w.SetString("general.architecture", architecture);
+    w.Set<uint32_t>(a + "block_count", 6);
+    w.Set<uint32_t>(a + "embedding_length", 128);
+    w.Set<uint32_t>(a + "feed_forward_length", 256);
+    w.Set<uint32_t>(a + "context_length", 512);
+    w.Set<uint32_t>(a + "attention.head_count", 2);
+    w.Set<float>(a + "attention.layer_norm_rms_epsilon", 1e-5f);
+    w.Set<uint32_t>(a + "vocab_size", 100);
+    change(w);
+  });
+}
+
+TEST(ShapeTest, AWindowIsOfEveryLayerOrOfAPattern) {
+  const auto windows = [](const std::string& architecture,
+                          const std::function<void(GgufWriter&)>& change = nullptr) {
+    const auto shape = ShapeOf(architecture, [&](GgufWriter& w) {
+      w.Set<uint32_t>(architecture + ".attention.sliding_window", 64);
+      if (change) change(w);
+    });
+    EXPECT_TRUE(shape.ok()) << shape.status();
+    EXPECT_EQ(shape->context_length, architecture == "qwen2" ? 64 : 512);
+    return shape->windows;
+  };
+  using Windows = std::vector<int32_t>;
+  EXPECT_EQ(windows("qwen2"), Windows());
+  EXPECT_EQ(windows("llama"), Windows(6, 64));
+  EXPECT_EQ(windows("phi3"), Windows(6, 64));
+  EXPECT_EQ(windows("gemma2"), (Windows{64, 0, 64, 0, 64, 0}));
+  EXPECT_EQ(windows("gemma3"), (Windows{64, 64, 64, 64, 64, 0}));
+  EXPECT_EQ(windows("olmo2"), (Windows{64, 64, 64, 0, 64, 64}));
+  EXPECT_EQ(
+      windows("gemma3",
+              [](GgufWriter& w) { w.Set<uint32_t>("gemma3.attention.sliding_window_pattern", 3); }),
+      (Windows{64, 64, 0, 64, 64, 0}));
+  // Full attention with the window of the default only where the context is longer.
+  EXPECT_TRUE(ShapeOf("gemma2", [](GgufWriter&) {})->windows.empty());
+  EXPECT_TRUE(ShapeOf("llama", [](GgufWriter& w) {
+                w.Set<uint32_t>("llama.attention.sliding_window", 512);
+              })->windows.empty());
+}
+
+TEST(ShapeTest, LayersHaveTheRopeOfTheirArchitecture) {
+  EXPECT_EQ(ShapeOf("smollm3", [](GgufWriter&) {})->ropes,
+            (std::vector<int8_t>{0, 0, 0, -1, 0, 0}));
+  EXPECT_EQ(ShapeOf("granite",
+                    [](GgufWriter& w) {
+                      w.Set<float>("granite.logit_scale", 8.0f);
+                      w.Set<bool>("granite.rope.scaling.finetuned", false);
+                    })
+                ->ropes,
+            std::vector<int8_t>(6, -1));
+  const auto gemma = ShapeOf("gemma3", [](GgufWriter& w) {
+    w.Set<uint32_t>("gemma3.attention.sliding_window", 64);
+    w.Set<float>("gemma3.rope.freq_base", 1e6f);
+    w.Set<float>("gemma3.rope.scaling.factor", 8.0f);
+  });
+  ASSERT_TRUE(gemma.ok()) << gemma.status();
+  EXPECT_EQ(gemma->ropes, (std::vector<int8_t>{1, 1, 1, 1, 1, 0}));
+  ASSERT_EQ(gemma->rope_frequencies.size(), 64u);
+  EXPECT_FLOAT_EQ(gemma->rope_frequencies[0], 0.125f);
+  EXPECT_FLOAT_EQ(gemma->rope_frequencies[32], 1.0f);
+  EXPECT_FLOAT_EQ(gemma->rope_frequencies[63],
+                  static_cast<float>(std::pow(10000.0, -2.0 * 31 / 64)));
+  const auto phi =
+      ShapeOf("phi3", [](GgufWriter& w) { w.Set<uint32_t>("phi3.rope.dimension_count", 48); });
+  EXPECT_EQ(phi->rope_dims, 48);
+  EXPECT_EQ(phi->rope_frequencies.size(), 24u);
+  EXPECT_THAT(
+      std::string(
+          ShapeOf("phi3", [](GgufWriter& w) { w.Set<uint32_t>("phi3.rope.dimension_count", 65); })
+              .status()
+              .message()),
+      HasSubstr("phi3.rope.dimension_count is 65"));
+}
+
+TEST(ShapeTest, FactorsAndCapsAreTheFiles) {
+  const auto granite = ShapeOf("granite", [](GgufWriter& w) {
+    w.Set<float>("granite.logit_scale", 8.0f);
+    w.Set<float>("granite.embedding_scale", 12.0f);
+    w.Set<float>("granite.residual_scale", 0.25f);
+    w.Set<float>("granite.attention.scale", 0.015625f);
+  });
+  ASSERT_TRUE(granite.ok()) << granite.status();
+  EXPECT_EQ(granite->logit_scale, 0.125f);
+  EXPECT_EQ(granite->embedding_scale, 12.0f);
+  EXPECT_EQ(granite->residual_scale, 0.25f);
+  EXPECT_EQ(granite->attention_scale, 0.015625f);
+  EXPECT_THAT(std::string(ShapeOf("granite", [](GgufWriter&) {}).status().message()),
+              HasSubstr("granite.logit_scale"));
+  const auto gemma = ShapeOf(
+      "gemma2", [](GgufWriter& w) { w.Set<float>("gemma2.final_logit_softcapping", 20.0f); });
+  ASSERT_TRUE(gemma.ok()) << gemma.status();
+  EXPECT_EQ(gemma->attention_cap, 50.0f);
+  EXPECT_EQ(gemma->logit_cap, 20.0f);
+  EXPECT_EQ(gemma->embedding_scale, std::sqrt(128.0f));
+  EXPECT_EQ(gemma->attention_scale, 0.0f);
+  const auto large = ShapeOf("gemma2", [](GgufWriter& w) {
+    w.Set<uint32_t>("gemma2.block_count", 46);
+    w.Set<uint32_t>("gemma2.attention.key_length", 32);
+  });
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_EQ(large->attention_scale, 0.125f) << "the 27 B model scales by its width of heads, 64";
+  EXPECT_THAT(BeyondLlama(*gemma), HasSubstr("GELU, scaled embeddings, soft-caps"));
+  EXPECT_EQ(BeyondLlama(*ShapeOf("qwen3", [](GgufWriter&) {})), "");
+}
+
 TEST(ShapeTest, TheVocabularyHoldsTheTokenizers) {
   const std::vector<std::string> tokens(101, "x");
   EXPECT_THAT(RefusalOf([&](GgufWriter& w) { w.SetStringArray("tokenizer.ggml.tokens", tokens); }),

@@ -67,7 +67,7 @@ absl::Status LoadLayer(const Loader& loader, const engine::ModelShape& s, int32_
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_q.bias"), s.q_rows(), &layer->q_bias));
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_k.bias"), s.kv_rows(), &layer->k_bias));
   WITHY_RETURN_IF_ERROR(loader.VectorIfThere(name("attn_v.bias"), s.kv_rows(), &layer->v_bias));
-  if (!s.qk_norm) return absl::OkStatus();
+  if (s.qk_norm == engine::QkNorm::kNone) return absl::OkStatus();
   WITHY_RETURN_IF_ERROR(loader.Vector(name("attn_q_norm.weight"), s.head_dim, &layer->q_norm));
   return loader.Vector(name("attn_k_norm.weight"), s.head_dim, &layer->k_norm);
 }
@@ -98,6 +98,12 @@ Tensor HeadPrefix(const Tensor& weight, int64_t dim, const engine::ModelShape& s
 absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::Device device) {
   torch::NoGradGuard no_grad;
   WITHY_ASSIGN_OR_RETURN(engine::ModelShape shape, engine::ReadShape(file));
+  const std::string beyond = engine::BeyondLlama(shape);
+  if (!beyond.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat(file.path(), ": models with ", beyond,
+                     " cannot be trained for levels: take one of llama, qwen2, qwen3"));
+  }
   Network network(std::move(shape), device);
   const engine::ModelShape& s = network.shape_;
   const Loader loader(file, device);

@@ -1,9 +1,10 @@
 // Compares the engine with hidden states and logits that transformers computed for small random
-// models, in every weight type it can quantise to, on every kernel target of this CPU.
-// make_goldens.py makes the files.
+// models of every architecture, on every kernel target of this CPU, and those that GPUs compute in
+// every weight type, too. make_goldens.py makes the files.
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cuda/gpu/open_gpu.h"
 #include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
@@ -28,6 +30,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kData[] = "tests/golden/data/";
+// Models that only the CPU computes.
+constexpr std::array<const char*, 7> kOfCpu = {"smollm3", "granite", "olmo2", "mistral",
+                                               "phi3",    "gemma2",  "gemma3"};
 
 // One comparison: a model's weights in `type` against the outputs named `golden`.
 struct Case {
@@ -44,6 +49,31 @@ double WorstRowCosine(std::span<const float> a, std::span<const float> b, size_t
     worst = std::min(worst, Cosine(a.subspan(i, width), b.subspan(i, width)));
   }
   return worst;
+}
+
+// Of the distributions that two rows of logits give.
+double KlDivergence(std::span<const float> want, std::span<const float> got) {
+  const auto log_sum = [](std::span<const float> row) {
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+    return std::log(sum);
+  };
+  const double of_want = log_sum(want);
+  const double of_got = log_sum(got);
+  double divergence = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double p = static_cast<double>(want[i]) - of_want;
+    divergence += std::exp(p) * (p - static_cast<double>(got[i]) + of_got);
+  }
+  return divergence;
+}
+
+std::vector<int32_t> Tokens(const GgufFile& golden) {
+  const TensorInfo* info = golden.FindTensor("tokens");
+  EXPECT_NE(info, nullptr);
+  std::vector<int32_t> tokens(static_cast<size_t>(info->elements()));
+  std::memcpy(tokens.data(), golden.Data(*info).data(), tokens.size() * sizeof(int32_t));
+  return tokens;
 }
 
 class GoldenTest : public testing::TestWithParam<Case> {
@@ -85,12 +115,10 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     ASSERT_TRUE(base.ok()) << base.status();
     path = Convert(*base, c.type);
   }
-  const TensorInfo* token_info = golden->FindTensor("tokens");
-  ASSERT_NE(token_info, nullptr);
-  std::vector<int32_t> tokens(static_cast<size_t>(token_info->elements()));
-  std::memcpy(tokens.data(), golden->Data(*token_info).data(), tokens.size() * sizeof(int32_t));
-
+  const std::vector<int32_t> tokens = Tokens(*golden);
+  const bool of_cpu = std::find(kOfCpu.begin(), kOfCpu.end(), c.model) != kOfCpu.end();
   for (const std::string& target : TestTargets()) {
+    if (of_cpu && target == "cuda-on-cpu") continue;
     std::map<int32_t, std::vector<float>> hidden;
     ModelOptions options;
     options.threads = 2;
@@ -103,17 +131,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     ASSERT_TRUE(model.ok()) << model.status();
     const ModelInfo& info = (*model)->info();
     const ScratchKv kv(info, static_cast<int32_t>(tokens.size()));
-    std::vector<Row> rows;
-    rows.reserve(tokens.size());
-    for (int32_t i = 0; i < static_cast<int32_t>(tokens.size()); ++i) {
-      rows.push_back(
-          {.token = tokens[static_cast<size_t>(i)], .position = i, .slot = i, .want_logits = true});
-    }
-    const ContextView view = kv.View();
-    std::vector<float> logits(rows.size() * static_cast<size_t>(info.vocab_size));
-    const absl::Status status =
-        (*model)->Forward({.rows = rows, .contexts = {&view, 1}}, logits.data());
-    ASSERT_TRUE(status.ok()) << status;
+    const std::vector<float> logits = RunRows(**model, kv, PlainRows(tokens));
 
     const auto compare = [&](const std::string& name, std::span<const float> ours, size_t width) {
       const std::vector<float> reference = Floats(*golden, c.golden + "." + name);
@@ -131,6 +149,95 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
   }
 }
 
+class ArchitectureTest : public testing::TestWithParam<const char*> {};
+
+// With KV at 16 bits, what remains is rounding.
+TEST_P(ArchitectureTest, LogitsAreTheReferences) {
+  const std::string name = GetParam();
+  auto golden = GgufFile::Open(kData + name + ".golden.gguf");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  const std::vector<int32_t> tokens = Tokens(*golden);
+  const std::vector<float> want = Floats(*golden, "f.logits");
+  const float largest = *std::max_element(want.begin(), want.end());
+  const TestFolder folder;
+  for (const Target target : SupportedTargets()) {
+    ModelOptions options;
+    options.target = KernelsFor(target)->name;
+    const auto model = OpenTiny(folder, kData + name + ".gguf", options);
+    ASSERT_NE(model, nullptr);
+    const ScratchKv kv(model->info(), static_cast<int32_t>(tokens.size()), KvFormat::kF16);
+    const std::vector<float> got = RunRows(*model, kv, PlainRows(tokens));
+    ASSERT_EQ(got.size(), want.size());
+    const auto vocabulary = static_cast<size_t>(model->info().vocab_size);
+    for (size_t at = 0; at < want.size(); at += vocabulary) {
+      const auto row = std::span(want).subspan(at, vocabulary);
+      const auto ours = std::span(got).subspan(at, vocabulary);
+      EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(),
+                std::max_element(ours.begin(), ours.end()) - ours.begin())
+          << "row " << at / vocabulary << " on " << options.target;
+      EXPECT_LT(KlDivergence(row, ours), 1e-5) << options.target;
+    }
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_NEAR(got[i], want[i], 1e-3f * largest) << "on " << options.target << ", logit " << i;
+    }
+  }
+}
+
+TEST_P(ArchitectureTest, RowsAreIndependent) {
+  const std::string name = GetParam();
+  const TestFolder folder;
+  const auto model = OpenTiny(folder, kData + name + ".gguf");
+  ASSERT_NE(model, nullptr);
+  const auto vocabulary = static_cast<size_t>(model->info().vocab_size);
+  const std::vector<int32_t> tokens = SomeTokens(100, model->info().vocab_size);
+  const ScratchKv whole(model->info(), 100);
+  const std::vector<float> want = RunRows(*model, whole, PlainRows(tokens));
+  const ScratchKv cut(model->info(), 100);
+  for (size_t first = 0; first < tokens.size();) {
+    const size_t count = std::min(first % 23 + 1, tokens.size() - first);
+    const std::vector<float> got =
+        RunRows(*model, cut,
+                PlainRows(std::span(tokens).subspan(first, count), static_cast<int32_t>(first)));
+    ASSERT_EQ(0,
+              std::memcmp(got.data(), want.data() + first * vocabulary, got.size() * sizeof(float)))
+        << "from " << first;
+    first += count;
+  }
+}
+
+#ifdef WITHY_CUDA_ON_CPU
+TEST_P(ArchitectureTest, AGpuRefusesItByName) {
+  const TestFolder folder;
+  ModelOptions options;
+  options.cache_dir = folder.path();
+  options.threads = 2;
+  UseTarget("cuda-on-cpu", &options);
+  const auto model = Model::Open(kData + std::string(GetParam()) + ".gguf", options);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kUnimplemented);
+  const std::string message(model.status().message());
+  EXPECT_NE(message.find("is not computed on GPUs: set device to cpu or auto"), std::string::npos)
+      << message;
+}
+
+TEST_P(ArchitectureTest, AnyDeviceIsTheCpu) {
+  const TestFolder folder;
+  std::string said;
+  ModelOptions options;
+  options.cache_dir = folder.path();
+  options.threads = 2;
+  options.device = "auto";
+  options.open_gpu = [](int32_t) { return cuda::OpenGpuOnCpu(); };
+  options.on_device = [&said](std::string_view line) { said = line; };
+  const auto model = Model::Open(kData + std::string(GetParam()) + ".gguf", options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->target(), DefaultKernels().name);
+  EXPECT_NE(said.find("the model is computed on the CPU: "), std::string::npos) << said;
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Models, ArchitectureTest, testing::ValuesIn(kOfCpu),
+                         [](const auto& tested) { return std::string(tested.param); });
+
 std::vector<Case> AllCases() {
   std::vector<Case> cases;
   for (const char* model : {"llama_gqa", "llama_mha_tied", "qwen2", "qwen3"}) {
@@ -139,6 +246,10 @@ std::vector<Case> AllCases() {
     cases.push_back({model, GgmlType::kBF16, "f", 0.9999});
     cases.push_back({model, GgmlType::kQ8_0, "q8_0", 0.999});
     cases.push_back({model, GgmlType::kQ4_0, "q4_0", 0.999});
+  }
+  for (const char* model : kOfCpu) {
+    cases.push_back({model, GgmlType::kF32, "f", 0.9999});
+    cases.push_back({model, GgmlType::kF16, "f", 0.9999});
   }
   cases.push_back({"llama_gqa", GgmlType::kQ4_1, "q4_1", 0.999});
   return cases;

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Makes the golden models and outputs for the tests of engine/model.
 
-Small random models (llama, qwen2, qwen3) run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
+Small random models of each architecture run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
 them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf, once per weight type, computed
-on the dequantised weights of that type. Only a developer runs this, when a golden has to change; tests read the files.
+on the dequantised weights of that type. Models after qwen3 have states and logits for F16 alone. Names of tensors and keys are
+those of llama.cpp's converters. Only a developer runs this, when a golden has to change; tests read the files.
 
     pip install torch transformers numpy
-    python3 tests/golden/make_goldens.py tests/golden/data
+    python3 tests/golden/make_goldens.py tests/golden/data [NAME ...]
 """
 
 import math
@@ -37,6 +38,8 @@ def _value(value):
         return struct.pack("<II", 4, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
+    if isinstance(value, list):  # of booleans
+        return struct.pack("<IIQ", 9, 7, len(value)) + bytes(value)
     return struct.pack("<I", 8) + _string(value)
 
 
@@ -118,21 +121,53 @@ MODELS = {
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, rope_scaling=PLAIN)),
     "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config, dict(
         num_attention_heads=4, num_key_value_heads=1, head_dim=64, tie_word_embeddings=False, rope_scaling=PLAIN)),
+    # The last layer of four has no RoPE.
+    "smollm3": (transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config, dict(
+        num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+        rope_scaling=PLAIN, pad_token_id=None)),
+    "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig, dict(
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, rope_scaling=PLAIN,
+        embedding_multiplier=1.5, residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=1.25)),
+    "olmo2": (transformers.Olmo2ForCausalLM, transformers.Olmo2Config, dict(
+        num_attention_heads=6, num_key_value_heads=2, hidden_size=192, tie_word_embeddings=False,
+        rope_scaling=PLAIN)),
+    # GGUF calls it llama. Twelve positions are visible.
+    "mistral": (transformers.MistralForCausalLM, transformers.MistralConfig, dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=False, rope_scaling=PLAIN,
+        sliding_window=12)),
+    # RoPE turns three quarters of a head.
+    "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config, dict(
+        num_attention_heads=2, num_key_value_heads=1, hidden_size=128, tie_word_embeddings=False, sliding_window=20,
+        original_max_position_embeddings=128, pad_token_id=None,
+        rope_scaling=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
+    "gemma2": (transformers.Gemma2ForCausalLM, transformers.Gemma2Config, dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, rope_scaling=PLAIN, sliding_window=12,
+        attn_logit_softcapping=4.0, final_logit_softcapping=6.0, query_pre_attn_scalar=32)),
+    "gemma3": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig, dict(
+        hidden_size=32, num_hidden_layers=6, num_attention_heads=2, num_key_value_heads=1, head_dim=32, sliding_window=12,
+        query_pre_attn_scalar=32, layer_types=["sliding_attention"] * 5 + ["full_attention"],
+        rope_parameters=dict(full_attention=dict(LINEAR, rope_theta=1000000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
 }
+ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3")
+# GGUF's names of architectures whose converter makes pairs of neighbours of the halves that RoPE turns.
+ADJACENT = ("llama", "smollm3", "granite")
 
 
 def build(name, seed):
     cls, config_cls, extra = MODELS[name]
-    config = config_cls(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160, num_hidden_layers=2, vocab_size=VOCAB,
-                        max_position_embeddings=128, rms_norm_eps=1e-5, hidden_act="silu",
-                        attn_implementation="eager", **extra)
+    options = dict(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160 if name in ALL_TYPES else 64, num_hidden_layers=2, vocab_size=VOCAB,
+                   max_position_embeddings=128, rms_norm_eps=1e-5, attn_implementation="eager")
+    if not name.startswith("gemma"):  # whose activation is GELU
+        options["hidden_act"] = "silu"
+    config = config_cls(**{**options, **extra})
     model = cls(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             if p.dim() == 1:
-                value = noise * 0.3 + (0.0 if key.endswith("bias") else 1.0)
+                value = noise * 0.3 + (0.0 if key.endswith("bias") or name.startswith("gemma") else 1.0)
             else:
                 value = noise * (1.0 if "embed" in key else 1.0 / math.sqrt(p.shape[1]))
             p.copy_(value.bfloat16().float())  # exact in BF16, F16 (no value is that small) and F32
@@ -148,14 +183,19 @@ def permute(w, heads):
 def gguf_tensors(name, model, config):
     """GGUF name -> (array f32, is matrix), in llama.cpp's naming."""
     state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
-    adjacent = name.startswith("llama")
+    adjacent = arch_of(name) in ADJACENT
     out = {"token_embd.weight": state["model.embed_tokens.weight"], "output_norm.weight": state["model.norm.weight"]}
     if not config.tie_word_embeddings:
         out["output.weight"] = state["lm_head.weight"]
     parts = {"input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
              "self_attn.o_proj.weight": "attn_output.weight", "mlp.gate_proj.weight": "ffn_gate.weight",
              "mlp.up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight",
-             "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight"}
+             "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
+             "self_attn.qkv_proj.weight": "attn_qkv.weight", "mlp.gate_up_proj.weight": "ffn_up.weight"}
+    if name in ("olmo2", "gemma2", "gemma3"):
+        parts["post_attention_layernorm.weight"] = "post_attention_norm.weight"
+        parts["pre_feedforward_layernorm.weight"] = "ffn_norm.weight"
+        parts["post_feedforward_layernorm.weight"] = "post_ffw_norm.weight"
     for x in "qkv":
         for kind in ("weight", "bias"):
             parts[f"self_attn.{x}_proj.{kind}"] = f"attn_{x}.{kind}"
@@ -167,25 +207,50 @@ def gguf_tensors(name, model, config):
             if adjacent and target in ("attn_q.weight", "attn_k.weight"):
                 value = permute(value, config.num_attention_heads if "_q" in target else config.num_key_value_heads)
             out[f"blk.{layer}.{target}"] = value
+    if name.startswith("gemma"):  # whose norms multiply by 1 + weight
+        out = {k: v + np.float32(1) if "norm" in k else v for k, v in out.items()}
     return out
 
 
+def arch_of(name):
+    return "llama" if name == "mistral" else name.split("_")[0]
+
+
+def head_dim_of(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def metadata_of(name, config):
-    arch = name.split("_")[0]
+    arch = arch_of(name)
     rope = {**(config.to_dict().get("rope_parameters") or {}), **(config.to_dict().get("rope_scaling") or {})}
+    rope = rope.get("full_attention", rope)
     meta = {
         "general.architecture": arch, "general.name": f"golden {name}",
         f"{arch}.block_count": config.num_hidden_layers, f"{arch}.embedding_length": config.hidden_size,
         f"{arch}.feed_forward_length": config.intermediate_size, f"{arch}.context_length": config.max_position_embeddings,
         f"{arch}.attention.head_count": config.num_attention_heads,
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
-        f"{arch}.attention.key_length": config.head_dim, f"{arch}.attention.value_length": config.head_dim,
+        f"{arch}.attention.key_length": head_dim_of(config), f"{arch}.attention.value_length": head_dim_of(config),
         f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{arch}.rope.freq_base": float(rope["rope_theta"]), f"{arch}.vocab_size": VOCAB,
     }
     if rope.get("rope_type") == "linear":
         meta[f"{arch}.rope.scaling.type"] = "linear"
         meta[f"{arch}.rope.scaling.factor"] = float(rope["factor"])
+    if name == "granite":
+        meta["granite.embedding_scale"] = float(config.embedding_multiplier)
+        meta["granite.residual_scale"] = float(config.residual_multiplier)
+        meta["granite.attention.scale"] = float(config.attention_multiplier)
+        meta["granite.logit_scale"] = float(config.logits_scaling)
+    if name == "phi3":  # its converter writes no sizes of heads
+        del meta["phi3.attention.key_length"], meta["phi3.attention.value_length"]
+        meta["phi3.rope.dimension_count"] = int(0.75 * head_dim_of(config))
+        meta["phi3.rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    if name in ("mistral", "phi3", "gemma2", "gemma3"):
+        meta[f"{arch}.attention.sliding_window"] = config.sliding_window
+    if name == "gemma2":
+        meta["gemma2.attn_logit_softcapping"] = float(config.attn_logit_softcapping)
+        meta["gemma2.final_logit_softcapping"] = float(config.final_logit_softcapping)
     return meta
 
 
@@ -222,9 +287,11 @@ def run(model, tokens, matrices):
     return states, logits
 
 
-def main(folder):
+def main(folder, names):
     os.makedirs(folder, exist_ok=True)
     for index, name in enumerate(MODELS):
+        if names and name not in names:
+            continue
         model, config = build(name, seed=100 + index)
         tensors = gguf_tensors(name, model, config)
         meta = metadata_of(name, config)
@@ -237,7 +304,9 @@ def main(folder):
                    {**{k: (F16, v.shape, half(v).tobytes()) for k, v in matrices.items()}, **f32})
         tokens = np.random.default_rng(7 + index).integers(0, VOCAB, TOKENS).astype(np.int32)
         own = {k: p.detach().numpy() for k, p in model.named_parameters() if p.dim() == 2}
-        types = {"f": own, "q8_0": {k: q8_0(v) for k, v in own.items()}, "q4_0": {k: q4_0(v) for k, v in own.items()}}
+        types = {"f": own}
+        if name in ALL_TYPES:
+            types |= {"q8_0": {k: q8_0(v) for k, v in own.items()}, "q4_0": {k: q4_0(v) for k, v in own.items()}}
         if name == "llama_gqa":  # the test cannot quantise to this type
             types["q4_1"] = {k: q4_1(v)[0] for k, v in own.items()}
             write_gguf(f"{folder}/{name}.q4_1.gguf", meta,
@@ -253,4 +322,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/data")
+    main(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/data", sys.argv[2:])

@@ -12,7 +12,22 @@ namespace {
 constexpr PieceSize kPieceRows{1, 16};
 constexpr PieceSize kLoraPieceRows{4, 16};
 
+constexpr int32_t kPieceLogits = 4096;
+
 bool Interleaved(const ModelShape& shape) { return shape.rope_pairing == RopePairing::kAdjacent; }
+
+// Where a product that enters the stream goes: to the stream, or to `branch`.
+void SetResidual(const Op& op, RowBuffer& branch, MatMulArgs* product) {
+  product->accumulate = !op.to_branch;
+  if (!op.to_branch) return;
+  product->y = branch.data();
+  product->y_stride = branch.stride();
+}
+
+void Scale(float* x, int32_t n, float factor) {
+  if (factor == 1.0f) return;
+  for (int32_t i = 0; i < n; ++i) x[i] *= factor;
+}
 
 }  // namespace
 
@@ -29,7 +44,13 @@ Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const K
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
                 .head_dim = facts.shape.head_dim},
-      lora_(facts, weights, kernels, work_) {}
+      lora_(facts, weights, kernels, work_) {
+  const std::vector<float>& all = facts.shape.rope_frequencies;
+  const auto pairs = static_cast<ptrdiff_t>(facts.shape.rope_dims / 2);
+  for (auto from = all.begin(); from != all.end(); from += pairs) {
+    ropes_.emplace_back(from, from + pairs);
+  }
+}
 
 void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& batch,
                      float* logits) {
@@ -83,19 +104,23 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return GateUp(op, steps);
     case OpKind::kDown:
       return Down(op, steps);
+    case OpKind::kAddBranch:
+      return AddBranch(op, steps);
     case OpKind::kTap:
       return Tap(op, steps);
     case OpKind::kTakeLogitRows:
       return TakeLogitRows(op, steps);
     case OpKind::kHead:
       return Head(op, steps);
+    case OpKind::kFinishLogits:
+      return FinishLogits(op, steps);
   }
 }
 
 void Lowering::Embed(const Op& op, StepList& steps) {
   const PackedMatrix& embedding = weights_.Matrix(op.weights[0]);
   const bool fetched = stream_ != nullptr && stream_->StreamsEmbedding();
-  steps.Add(op.rows, kPieceRows, [this, &embedding, fetched](int begin, int end) {
+  steps.Add(op.rows, kPieceRows, [this, &op, &embedding, fetched](int begin, int end) {
     const ModelShape& s = facts_.shape;
     for (int i = begin; i < end; ++i) {
       const Row& row = *plan_->row(i).row;
@@ -104,7 +129,12 @@ void Lowering::Embed(const Op& op, StepList& steps) {
       } else {
         UnpackRow(embedding, row.token, work_.x.row(i));
       }
-      RopeAngles(s.rope_frequencies, row.position, Interleaved(s), work_.angles.row(i));
+      Scale(work_.x.row(i), s.d_model, op.scale);
+      float* angles = work_.angles.row(i);
+      for (const std::vector<float>& frequencies : ropes_) {
+        RopeAngles(frequencies, row.position, Interleaved(s), angles);
+        angles += 2 * s.rope_dims;
+      }
     }
   });
 }
@@ -112,6 +142,10 @@ void Lowering::Embed(const Op& op, StepList& steps) {
 // With LoRA, one step adds B * a of the previous product to the stream, normalises, and computes
 // A * in of the following products, so that LoRA adds no steps.
 void Lowering::Norm(const Op& op, StepList& steps) {
+  if (op.weight_count == 0) {  // such models have no levels, so no LoRA either
+    AddPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, &work_.input);
+    return;
+  }
   const float* norm = weights_.Vector(op.weights[0]);
   const float epsilon = facts_.shape.rms_epsilon;
   if (!program_->low_rank) {
@@ -166,10 +200,21 @@ void Lowering::NormHeads(const Op& op, WeightRole role, float* heads, int32_t co
   if (!op.Reads(role)) return;
   const ModelShape& s = facts_.shape;
   const float* weight = weights_.Vector({role, op.layer});
+  if (op.whole_norms) {
+    kernels_.rms_norm(heads, weight, s.rms_epsilon, count * s.head_dim, heads);
+    return;
+  }
   for (int32_t h = 0; h < count; ++h) {
     float* head = heads + h * s.head_dim;
     kernels_.rms_norm(head, weight, s.rms_epsilon, s.head_dim, head);
   }
+}
+
+void Lowering::TurnHeads(const Op& op, int32_t i, float* heads, int32_t count) {
+  if (op.rope == ModelShape::kNoRope) return;
+  const ModelShape& s = facts_.shape;
+  const float* angles = work_.angles.row(i) + ptrdiff_t{op.rope} * 2 * s.rope_dims;
+  kernels_.rope(heads, count, s.head_dim, angles, s.rope_dims, Interleaved(s));
 }
 
 KvBlockName Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
@@ -199,7 +244,7 @@ void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
     kernels_.add(weights_.Vector({WeightRole::kVBias, op.layer}), rows, v);
   }
   NormHeads(op, WeightRole::kKNorm, k, heads);
-  kernels_.rope(k, heads, s.head_dim, work_.angles.row(i), s.head_dim, Interleaved(s));
+  TurnHeads(op, i, k, heads);
   const PlannedRow& planned = plan_->row(i);
   const int32_t slot = planned.row->slot;
   const KvBlockName block = BlockOf(op.layer, planned, slot);
@@ -216,7 +261,7 @@ void Lowering::FinishQuery(const Op& op, int32_t i) {
     kernels_.add(weights_.Vector({WeightRole::kQBias, op.layer}), heads * s.head_dim, q);
   }
   NormHeads(op, WeightRole::kQNorm, q, heads);
-  kernels_.rope(q, heads, s.head_dim, work_.angles.row(i), s.head_dim, Interleaved(s));
+  TurnHeads(op, i, q, heads);
 }
 
 void Lowering::GatherTail(const Op& op, StepList& steps) {
@@ -260,10 +305,12 @@ void Lowering::Attend(const Op& op, StepList& steps) {
   for (int32_t i = 0; i < op.rows; ++i) {
     const PlannedRow& planned = plan_->row(all_rows ? i : plan_->wanted()[static_cast<size_t>(i)]);
     const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
+    const int32_t visible = planned.row->position + 1;
     AttentionRow row{.memory = context.memory.base,
                      .blocks = context.blocks.data() + op.layer,
                      .block_stride = facts_.shape.layers,
-                     .visible = planned.row->position + 1};
+                     .visible = visible,
+                     .first = op.window > 0 ? std::max(0, visible - op.window) : 0};
     if (planned.tail_group >= 0) {
       row.tail = work_.tails.data() + planned.tail_first;
       row.tail_group = planned.tail_group;
@@ -271,6 +318,8 @@ void Lowering::Attend(const Op& op, StepList& steps) {
     attention_rows_.push_back(row);
   }
   AttentionArgs args = AttentionOf(op.rows, all_rows);
+  args.scale = op.scale;
+  args.cap = op.cap;
   args.key_bias = key_bias_.Added(op.layer);
   if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
   args.key_items = AttentionKeyItems(args, threads_);
@@ -283,7 +332,6 @@ AttentionArgs Lowering::AttentionOf(int32_t rows, bool all_rows) {
   AttentionArgs args;
   args.geometry = geometry_;
   args.q_heads = s.heads;
-  args.scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   args.rows = rows;
   args.row = attention_rows_.data() + attention_rows_.size() - static_cast<size_t>(rows);
   args.q = work_.q.data();
@@ -351,7 +399,7 @@ void Lowering::AttentionOut(const Op& op, StepList& steps) {
                  &work_.attention_input, extent);
   MatMulArgs product =
       ProductOf(weights_.Matrix(op.weights[0]), work_.attention_input, op.rows, work_.x);
-  product.accumulate = true;
+  SetResidual(op, work_.branch, &product);
   product.n_in_extent = extent;
   AddMatMuls(steps, kernels_, {&product, 1}, lora_.InputProducts(op));
 }
@@ -360,14 +408,29 @@ void Lowering::GateUp(const Op& op, StepList& steps) {
   MatMulArgs gate = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
   MatMulArgs up = ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
   if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
-  AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op));
+  AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op),
+            op.activation == Activation::kGelu);
 }
 
 void Lowering::Down(const Op& op, StepList& steps) {
   MatMulArgs down = ProductOf(weights_.Matrix(op.weights[0]), work_.neurons, op.rows, work_.x);
-  down.accumulate = true;
+  SetResidual(op, work_.branch, &down);
   if (op.extents != nullptr) down.n_in_extent = op.extents->neurons.data();
   AddMatMuls(steps, kernels_, {&down, 1}, lora_.InputProducts(op));
+}
+
+void Lowering::AddBranch(const Op& op, StepList& steps) {
+  steps.Add(op.rows, kPieceRows, [this, &op](int begin, int end) {
+    const ModelShape& s = facts_.shape;
+    for (int i = begin; i < end; ++i) {
+      float* row = work_.branch.row(i);
+      for (const WeightName& norm : op.Weights()) {
+        kernels_.rms_norm(row, weights_.Vector(norm), s.rms_epsilon, s.d_model, row);
+      }
+      Scale(row, s.d_model, op.scale);
+      kernels_.add(row, s.d_model, work_.x.row(i));
+    }
+  });
 }
 
 void Lowering::Tap(const Op& op, StepList& steps) {
@@ -404,6 +467,21 @@ void Lowering::Head(const Op& op, StepList& steps) {
   product.y = logits_ + int64_t{plan_->first_logits_row()} * facts_.shape.vocab_size;
   product.y_stride = facts_.shape.vocab_size;
   AddMatMuls(steps, kernels_, {&product, 1});
+}
+
+void Lowering::FinishLogits(const Op& op, StepList& steps) {
+  const int32_t pieces = (facts_.shape.vocab_size + kPieceLogits - 1) / kPieceLogits;
+  steps.Add(op.rows * pieces, PieceSize{1, 1}, [this, &op, pieces](int begin, int end) {
+    const int32_t vocabulary = facts_.shape.vocab_size;
+    for (int i = begin; i < end; ++i) {
+      const int32_t from = i % pieces * kPieceLogits;
+      const int32_t count = std::min(kPieceLogits, vocabulary - from);
+      const int64_t row = plan_->first_logits_row() + i / pieces;
+      float* logits = logits_ + row * vocabulary + from;
+      Scale(logits, count, op.scale);
+      if (op.cap > 0.0f) kernels_.soft_cap(logits, count, op.cap);
+    }
+  });
 }
 
 }  // namespace withy::engine

@@ -59,15 +59,19 @@ class Lowering {
   void AttentionOut(const Op& op, StepList& steps);
   void GateUp(const Op& op, StepList& steps);
   void Down(const Op& op, StepList& steps);
+  void AddBranch(const Op& op, StepList& steps);
   void Tap(const Op& op, StepList& steps);
   void TakeLogitRows(const Op& op, StepList& steps);
   void Head(const Op& op, StepList& steps);
+  void FinishLogits(const Op& op, StepList& steps);
 
   // Called by steps, for row i.
   void StoreKeyAndValue(const Op& op, int32_t i);
   void FinishQuery(const Op& op, int32_t i);
   void CopyTail(const Op& op, int32_t i);
+  // Norms `count` heads, one by one or together.
   void NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const;
+  void TurnHeads(const Op& op, int32_t i, float* heads, int32_t count);
   KvBlockName BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
   const KvMemory& MemoryOf(const PlannedRow& planned) const;
 
@@ -79,6 +83,7 @@ class Lowering {
   const LayerTap& tap_;
   const WeightStream* const stream_;  // null: all weights stay in memory
   const KvGeometry geometry_;
+  std::vector<std::vector<float>> ropes_;  // frequencies of each RoPE base
 
   // The arguments of Start().
   const Program* program_ = nullptr;

@@ -1,0 +1,72 @@
+// What differs between architectures, as data: one entry for each that withy computes. The names
+// and defaults are those of llama.cpp's GGUF files. Neighbours: shape.h joins an entry with the
+// metadata of a file; nothing else asks for an architecture by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace withy::engine {
+
+// Pairs of elements of a head that RoPE rotates, of n elements that it turns.
+enum class RopePairing : uint8_t {
+  kAdjacent,  // (2i, 2i+1); converters permute the rows of Q and K accordingly
+  kHalves,    // (i, i + n/2)
+};
+
+// RMS norms of Q and K before RoPE.
+enum class QkNorm : uint8_t {
+  kNone,
+  kHeads,  // of each head, with weights [head_dim]
+  kWhole,  // of all heads together, with weights [q_rows] and [kv_rows]
+};
+
+// The function of the MLP's gate. kGelu is GELU's approximation by tanh.
+enum class Activation : uint8_t { kSilu, kGelu };
+
+// What the key attention.sliding_window means. Without it, attention is full.
+enum class WindowRule : uint8_t {
+  kShortensContext,  // the context ends where a window would begin to hide keys
+  kEveryLayer,
+  kPattern,  // all but the last of every Architecture::window_period layers, or as the key
+             // attention.sliding_window_pattern says
+};
+
+struct Architecture {
+  std::string_view name;
+  RopePairing rope_pairing = RopePairing::kHalves;
+  // RoPE may turn only the first rope.dimension_count elements of a head.
+  bool partial_rope = false;
+  // The last of every so many layers has no RoPE. 0: all layers have it.
+  int32_t rope_period = 0;
+  // Whether rope.scaling.finetuned = false means that no layer has RoPE.
+  bool rope_switch = false;
+  bool needs_qkv_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
+  bool pre_norms = true;    // attn_norm and ffn_norm, of what attention and MLP read
+  bool post_norms = false;  // post_attention_norm and post_ffw_norm, of what they add
+  Activation activation = Activation::kSilu;
+  bool fused_gate_up = false;      // ffn_up has the rows of gate, then those of up
+  bool scales_embeddings = false;  // by sqrt(d_model)
+  bool multipliers = false;        // embedding_scale, residual_scale, attention.scale, logit_scale
+  float attention_cap = 0.0f;      // default of attn_logit_softcapping; 0: there is no such key
+  bool caps_logits = false;        // final_logit_softcapping
+  float logit_cap = 0.0f;          // its default; 0: none
+  // A model of so many layers scales q.k by 1/sqrt(d_model / heads), not by 1/sqrt(head_dim).
+  int32_t layers_scaled_by_width = 0;
+  WindowRule window_rule = WindowRule::kShortensContext;
+  int32_t window = 0;  // where the file names none; 0: none
+  int32_t window_period = 0;
+  // RoPE base of layers with a window where rope.freq_base_swa is missing; 0: that of all layers.
+  float window_rope_base = 0.0f;
+  bool window_rope_scaled = false;  // rope.scaling holds for layers with a window, too
+};
+
+// nullptr if withy does not compute it.
+const Architecture* FindArchitecture(std::string_view name);
+
+// "llama, qwen2, ..."
+std::string SupportedArchitectures();
+
+}  // namespace withy::engine
