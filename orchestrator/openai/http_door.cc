@@ -124,6 +124,7 @@ class HttpDoor::Server {
   absl::Status CountPrompt(const Request& request);
   absl::Status Run(Call& call);
   absl::Status PreparePrompt(Call& call, const absl::StatusOr<AnsweringModel>& model);
+  absl::Status ReadPromptTokens(const AnsweringModel& model, std::vector<OpenAiCall>* choices);
   absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
   absl::StatusOr<v1::CountTokensResponse> Count(const std::string& app_id,
                                                 const v1::GenerateRequest& asked,
@@ -321,6 +322,19 @@ absl::Status HttpDoor::Server::CountPrompt(const Request& request) {
   return absl::OkStatus();
 }
 
+// The text of all prompts that are tokens, so that a wrong token of a later one is told before the
+// first one is answered.
+absl::Status HttpDoor::Server::ReadPromptTokens(const AnsweringModel& model,
+                                                std::vector<OpenAiCall>* choices) {
+  for (OpenAiCall& choice : *choices) {
+    const std::vector<int32_t> tokens = std::exchange(choice.prompt_tokens, {});
+    if (tokens.empty()) continue;
+    WITHY_ASSIGN_OR_RETURN(*choice.request.mutable_prompt()->mutable_text(),
+                           gateway_.counter().TextOf(*model.worker, tokens));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HttpDoor::Server::PreparePrompt(Call& call,
                                              const absl::StatusOr<AnsweringModel>& model) {
   v1::GenerateRequest& request = call.asked.request;
@@ -330,8 +344,7 @@ absl::Status HttpDoor::Server::PreparePrompt(Call& call,
     WITHY_RETURN_IF_ERROR(model.status());
   }
   if (!call.asked.prompt_tokens.empty()) {
-    WITHY_ASSIGN_OR_RETURN(*request.mutable_prompt()->mutable_text(),
-                           gateway_.counter().TextOf(*model->worker, call.asked.prompt_tokens));
+    WITHY_RETURN_IF_ERROR(ReadPromptTokens(*model, &call.request.choices));
   }
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
   if (call.asked.echo && request.limits().has_logprobs()) {

@@ -195,6 +195,18 @@ TEST_F(HttpDoorTest, APromptsLogprobsAreThoseOfItsTokens) {
   }
 }
 
+// Prompts that are tokens are all read before the first is answered.
+TEST_F(HttpDoorTest, AWrongTokenOfALaterPromptIsToldBeforeAnyAnswer) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const auto complete = [&](const json& prompt) {
+    return Curl("/v1/completions", {{"prompt", prompt}, {"max_tokens", 2}, {"stream", true}});
+  };
+  EXPECT_THAT(complete({{5, 6}, {7}}), HasSubstr("[DONE]"));
+  const json refused = json::parse(complete({{5, 6}, {999'999'999}}), nullptr, false);
+  ASSERT_TRUE(refused.contains("error")) << "no event was sent";
+  EXPECT_THAT(refused["error"]["message"].get<std::string>(), HasSubstr("999999999"));
+}
+
 // A context that an app made stays, whatever its title; what is kept for it goes.
 TEST_F(HttpDoorTest, AnAppsOwnContextIsNeverDeleted) {
   if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
