@@ -350,6 +350,7 @@ void FillModel(Filler& filler, const std::string& section, std::string_view run,
   WITHY_FILL(section, model, scrub_interval_s, 86400, 1, 31536000);
   if (!model->has_idle_upgrade_s()) model->set_idle_upgrade_s(5);
   WITHY_CHECK(section, model, idle_upgrade_s, 0, 86400);
+  WITHY_CHECK(section, model, idle_release_s, 1, 31536000);
   WITHY_CHECK(section, model, context_length, 16, 1 << 20);
 }
 

@@ -43,6 +43,15 @@ absl::StatusOr<HugeMemory> HugeMemory::Allocate(size_t bytes) {
   return memory;
 }
 
+absl::Status HugeMemory::GiveBack() {
+  munlock(data_, mapped_);
+  if (mprotect(data_, mapped_, PROT_READ | PROT_WRITE) != 0) return ErrnoError("protect memory");
+  if (madvise(data_, mapped_, MADV_DONTNEED) != 0) return ErrnoError("give memory back");
+  return absl::OkStatus();
+}
+
+void HugeMemory::Lock() { (void)mlock(data_, size_); }
+
 absl::Status HugeMemory::Seal() {
   if (mprotect(data_, mapped_, PROT_READ) != 0) return ErrnoError("protect memory");
   return absl::OkStatus();

@@ -30,6 +30,10 @@ class HugeMemory {
 
   // From now on read-only. Errors: those of mprotect(2).
   absl::Status Seal();
+  // Gives the pages back to the system: the bytes are zeroes, writable, and not locked.
+  absl::Status GiveBack();
+  // Locks the pages that are there, as far as RLIMIT_MEMLOCK permits.
+  void Lock();
 
   std::span<std::byte> bytes() { return {data_, size_}; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }

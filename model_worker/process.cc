@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,8 @@ serving::SchedulerOptions OptionsOf(const proto::ModelConfig& config, const Work
   return {.max_batch = static_cast<int32_t>(config.max_batch()),
           .queue_limit = static_cast<int32_t>(config.queue_limit()),
           .prefill_piece_ms = static_cast<int32_t>(config.prefill_piece_ms()),
+          .rest_after = config.idle_release_s() == 0 ? absl::InfiniteDuration()
+                                                     : absl::Seconds(config.idle_release_s()),
           .speculation = {.enabled = true,
                           .always = hooks.speculate_always,
                           .windows = !config.speculation_windows_off(),
@@ -82,9 +85,9 @@ std::optional<ComputeBaton> BatonFor(const proto::Config& config, const engine::
 // Kernel spans of a small model come fast, and the agent reads them every profiler.poll_ms.
 constexpr uint32_t kRingCapacity = 16384;
 
-absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Config& config,
-                                                               engine::KernelSpans& kernels,
-                                                               engine::PackedFileMetrics& packed) {
+absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(
+    const proto::Config& config, engine::KernelSpans& kernels, engine::PackedFileMetrics& packed,
+    std::function<void(const absl::Status&)> on_lost) {
   engine::ServedModelOptions options = engine::OptionsFromWire(config.model(), config.state_dir());
   options.model.kernel_observer = &kernels;
   rpc::StartReport report("model_worker", config);
@@ -101,6 +104,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(const proto::Conf
     spdlog::warn("{}: packing {} again", std::string(damage.message()), options.path);
   };
   options.model.on_device = [](std::string_view line) { spdlog::info("{}", line); };
+  options.model.on_lost = std::move(on_lost);
   const int64_t started = Clock::Real().SteadyNanos();
   WITHY_ASSIGN_OR_RETURN(auto model, engine::OpenServedModel(options));
   for (const std::string& note : model->bundle.text.notes) spdlog::info("{}", note);
@@ -188,8 +192,11 @@ class ModelWorker final : public rpc::Process {
     kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
     kernels_->Watch(false);  // not while the board is measured
     packed_metrics_.emplace(*recorder_);
-    WITHY_ASSIGN_OR_RETURN(
-        model_, OpenChosen(config, [&] { return OpenModel(config, *kernels_, *packed_metrics_); }));
+    const auto open = [&] {
+      return OpenModel(config, *kernels_, *packed_metrics_,
+                       [this](const absl::Status& why) { StartAnew(why); });
+    };
+    WITHY_ASSIGN_OR_RETURN(model_, OpenChosen(config, open));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
     kernels_->set_share(engine::KernelSpanShare(config.profiler()));
     kernels_->Watch(true);
@@ -233,6 +240,11 @@ class ModelWorker final : public rpc::Process {
   }
 
  private:
+  void StartAnew(const absl::Status& why) {
+    const absl::MutexLock lock(&restart_mutex_);
+    restart_ = why;
+  }
+
   void GuardWeights(const proto::Config& config) {
     engine::WeightGuardOptions options =
         engine::GuardOptionsFromWire(config.model(), config.state_dir());
@@ -245,8 +257,7 @@ class ModelWorker final : public rpc::Process {
     };
     options.on_unusable = [this](const absl::Status& why) {
       scheduler_->Abandon(why);
-      const absl::MutexLock lock(&restart_mutex_);
-      restart_ = why;
+      StartAnew(why);
     };
     guard_.emplace(*model_->bundle.model, std::move(options), *packed_metrics_);
   }

@@ -191,6 +191,9 @@ struct ModelOptions {
   ProgressFn progress;
   // Told why a packed file is damaged that is packed again from its GGUF.
   std::function<void(const absl::Status& damage)> on_damage;
+  // Told of weights that Model::Rest gave back and that cannot be read anew, as Begin reports it,
+  // too: the model must be opened again.
+  std::function<void(const absl::Status&)> on_lost;
   // Replaces the file's levels below the full one, without LoRA. Ascending and nested: no extent
   // may be larger than the next level's.
   std::vector<LevelSpec> levels;
@@ -252,6 +255,11 @@ class Model {
   // exactly as many cores as there are threads. Returns true if all are bound. The calling thread
   // is the one that will run all later passes. See ThreadPool::PinThreads.
   virtual bool PinThreads() = 0;
+
+  // Gives the memory of the weights back until the next Begin, which reads them anew. Weights that
+  // are streamed, or on a GPU, stay. Returns whether it did. Of the thread of the passes, while no
+  // pass is under way.
+  virtual bool Rest() { return false; }
 
   // What weights take and what reading them has taken so far; all zero if none are streamed. Any
   // thread.

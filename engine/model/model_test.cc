@@ -2,6 +2,8 @@
 // prefixes, information, greedy decoding.
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -110,6 +112,45 @@ TEST_F(ModelTest, APassMayBeGivenUp) {
   std::fill(logits_.begin(), logits_.end(), 0.0f);
   ASSERT_TRUE(model->Forward(batch, logits_.data()).ok());
   EXPECT_EQ(logits_, reference);
+}
+
+// Mapped weights, and those that were copied.
+TEST_F(ModelTest, AModelThatRestedComputesTheSame) {
+  const std::vector<Row> rows = PlainRows(SomeTokens(8, 512));
+  ASSERT_TRUE(Forward(rows).ok());
+  const std::vector<float> reference = logits_;
+  for (const auto place :
+       {ModelOptions::WeightPlace::kMapped, ModelOptions::WeightPlace::kCopied}) {
+    ModelOptions options;
+    options.weight_place = place;
+    model_ = OpenTiny(folder_, path_, options);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(model_->Rest());
+      std::fill(logits_.begin(), logits_.end(), 0.0f);
+      ASSERT_TRUE(Forward(rows).ok());
+      EXPECT_EQ(logits_, reference);
+    }
+  }
+}
+
+TEST_F(ModelTest, WeightsThatAreDamagedWhileTheModelRestsAreNotComputedWith) {
+  ModelOptions options;
+  options.weight_place = ModelOptions::WeightPlace::kCopied;
+  absl::Status lost;
+  options.on_lost = [&lost](const absl::Status& why) { lost = why; };
+  model_ = OpenTiny(folder_, path_, options);
+  ASSERT_TRUE(model_->Rest());
+  const std::string packed = model_->packed_path();
+  const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(packed) / 2);
+  std::fstream file(packed, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(middle);
+  const auto byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(middle);
+  file.put(byte);
+  file.close();
+  const std::vector<Row> rows = PlainRows(SomeTokens(8, 512));
+  EXPECT_TRUE(absl::IsDataLoss(Forward(rows)));
+  EXPECT_THAT(std::string(lost.message()), HasSubstr(packed));
 }
 
 // A layer's share of the work is what the level computes of it.

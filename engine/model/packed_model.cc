@@ -41,6 +41,7 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts,
       facts_(std::move(facts)),
       layer_tap_(options.hooks.layer_tap),
       max_piece_rows_(options.max_piece_rows),
+      on_lost_(options.on_lost),
       info_(DescribeModel(*file_, facts_)) {}
 
 absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedFile> file,
@@ -49,11 +50,11 @@ absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedF
   WITHY_ASSIGN_OR_RETURN(ModelFacts facts, ReadFacts(*file, options.levels));
   std::unique_ptr<PackedModel> model(new PackedModel(std::move(file), std::move(facts), options));
   WITHY_RETURN_IF_ERROR(model->PlaceWeights(options));
-  bool on_gpu = false;
   WITHY_ASSIGN_OR_RETURN(model->executor_,
                          ChooseExecutor(std::move(device), *model->file_, model->facts_, options,
-                                        model->layer_tap_, model->stream_.get(), &on_gpu));
-  if (on_gpu && model->stream_ == nullptr) model->file_->ForgetData();  // the GPU has the weights
+                                        model->layer_tap_, model->stream_.get(), &model->on_gpu_));
+  if (model->on_gpu_ && model->stream_ == nullptr)
+    model->file_->ForgetData();  // the GPU has the weights
   if (model->max_piece_rows_ == 0) {
     const int32_t rows = model->stream_ == nullptr ? model->executor_->piece_rows() : 0;
     model->max_piece_rows_ = std::max(rows, kPieceRows);
@@ -79,7 +80,13 @@ WeightStreamStats PackedModel::weight_stats() const {
   return stream_ == nullptr ? WeightStreamStats() : stream_->stats();
 }
 
+bool PackedModel::Rest() { return stream_ == nullptr && !on_gpu_ && file_->Rest(); }
+
 absl::StatusOr<std::unique_ptr<Pass>> PackedModel::Begin(const Batch& batch, float* logits) {
+  if (const absl::Status awake = file_->Wake(); !awake.ok()) {
+    if (on_lost_) on_lost_(awake);
+    return awake;
+  }
   if (idle_.empty()) {
     idle_.push_back(std::make_unique<PlannedPass>(
         facts_, info_, executor_->NewRun(), max_piece_rows_, layer_tap_ != nullptr, stream_.get()));

@@ -28,6 +28,7 @@ class PackedModel : public Model {
   int32_t threads() const override { return executor_->threads(); }
   int32_t piece_rows() const override { return std::min(executor_->piece_rows(), max_piece_rows_); }
   bool PinThreads() override { return executor_->PinThreads(); }
+  bool Rest() override;
   WeightStreamStats weight_stats() const override;
   std::string packed_path() const override { return file_->path(); }
   bool weights_in_memory() const override { return stream_ == nullptr && file_->in_memory(); }
@@ -44,6 +45,8 @@ class PackedModel : public Model {
   const ModelFacts facts_;
   const std::function<void(int32_t, std::span<const float>)> layer_tap_;
   int32_t max_piece_rows_;  // 0: the executor's
+  const std::function<void(const absl::Status&)> on_lost_;
+  bool on_gpu_ = false;
   const ModelInfo info_;
   std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
   std::unique_ptr<Executor> executor_;

@@ -153,6 +153,10 @@ class FakeModel final : public Model {
   int32_t piece_rows() const override { return 128; }
   int32_t threads() const override { return 1; }
   bool PinThreads() override { return false; }
+  bool Rest() override {
+    ++rests;
+    return true;
+  }
   WeightStreamStats weight_stats() const override { return weights; }
   const GgufFile& metadata() const override { std::abort(); }
 
@@ -164,6 +168,7 @@ class FakeModel final : public Model {
     return std::make_unique<FakePass>(*this, batch, logits);
   }
 
+  std::atomic<int> rests{0};
   // Called once per batch, before it is computed.
   std::function<void(const Batch&)> on_forward;
   // Polled until the batch may finish, so that a test controls how long a step lasts.

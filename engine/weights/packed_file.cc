@@ -245,16 +245,35 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
   return absl::OkStatus();
 }
 
-absl::Status PackedFile::MoveToMemory() {
+absl::Status PackedFile::ReadData(HugeMemory* memory) const {
   WITHY_ASSIGN_OR_RETURN(const UniqueFd file, OpenPacked(path_));
-  WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(trailer_.data.bytes));
   const auto begin = static_cast<off_t>(trailer_.data.offset);
   const auto size = static_cast<off_t>(trailer_.data.bytes);
   posix_fadvise(file.get(), begin, size, POSIX_FADV_SEQUENTIAL);
-  WITHY_RETURN_IF_ERROR(ReadPacked(file.get(), path_, trailer_.data.offset, memory.bytes()));
+  WITHY_RETURN_IF_ERROR(ReadPacked(file.get(), path_, trailer_.data.offset, memory->bytes()));
   posix_fadvise(file.get(), begin, size, POSIX_FADV_DONTNEED);
-  WITHY_RETURN_IF_ERROR(CheckBlocks(0, memory.bytes()));
-  WITHY_RETURN_IF_ERROR(memory.Seal());
+  WITHY_RETURN_IF_ERROR(CheckBlocks(0, memory->bytes()));
+  return memory->Seal();
+}
+
+bool PackedFile::Rest() {
+  if (in_memory()) return rests_ = memory_.GiveBack().ok();
+  munlock(bytes_.data() + trailer_.data.offset, trailer_.data.bytes);
+  ForgetData();
+  return true;
+}
+
+absl::Status PackedFile::Wake() {
+  if (!rests_) return absl::OkStatus();
+  WITHY_RETURN_IF_ERROR(ReadData(&memory_));
+  memory_.Lock();
+  rests_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status PackedFile::MoveToMemory() {
+  WITHY_ASSIGN_OR_RETURN(HugeMemory memory, HugeMemory::Allocate(trailer_.data.bytes));
+  WITHY_RETURN_IF_ERROR(ReadData(&memory));
   for (size_t i = 0; i < tensors_.size(); ++i) {
     MoveTensor(i, memory.bytes().data() + (tensors_[i].file_offset - trailer_.data.offset));
   }

@@ -57,6 +57,12 @@ class PackedFile {
   // `begin`, a multiple of kPackedChecksumBlock; says where a tensor's bytes are; gives the memory
   // of the mapped data section back. Errors: DATA_LOSS naming the file and the part.
   absl::Status CheckBlocks(uint64_t begin, std::span<const std::byte> bytes) const;
+  // While nobody reads weights: gives their memory back, until Wake, or, where they are mapped,
+  // until they are read again. Returns whether it did.
+  bool Rest();
+  // Reads and verifies the weights anew, at the addresses that they had, if Rest gave them back.
+  // Errors: DATA_LOSS naming the file and the part, those of open(2).
+  absl::Status Wake();
   // Whether MoveToMemory was called.
   bool in_memory() const { return !memory_.bytes().empty(); }
   void MoveTensor(size_t index, const std::byte* data);
@@ -93,12 +99,14 @@ class PackedFile {
   absl::Status ReadTable();
   absl::Status AddTensor(const PackedEntry& entry);
   absl::Status CheckData(int fd, Verify verify) const;
+  absl::Status ReadData(HugeMemory* memory) const;
   absl::Status CheckBlock(uint64_t block, std::span<const std::byte> bytes) const;
   absl::Status Damaged(std::string_view what) const;
 
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
   HugeMemory memory_;                 // holds the data section after MoveToMemory
+  bool rests_ = false;                // memory_ has been given back
   PackedTrailer trailer_;
   std::vector<std::byte> table_;
   std::vector<std::byte> metadata_bytes_;

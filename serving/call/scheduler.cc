@@ -65,6 +65,9 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
                      const engine::StepCost& cost, const SchedulerOptions& options, Clock& clock,
                      telemetry::Recorder& recorder)
     : model_(model),
+      clock_(clock),
+      rest_after_(options.rest_after),
+      computed_ns_(clock.SteadyNanos()),
       commit_grace_(options.commit_grace),
       metrics_(recorder),
       inbox_(clock),
@@ -94,7 +97,9 @@ void Scheduler::RunEngineThread() {
   model_.PinThreads();
   bool computed = false;
   const auto wait = [&] {
-    return computed ? absl::ZeroDuration() : std::min(lifecycle_.IdleWait(), scorer_.IdleWait());
+    const absl::Duration rest = RestIfIdle(computed);
+    return computed ? absl::ZeroDuration()
+                    : std::min({lifecycle_.IdleWait(), scorer_.IdleWait(), rest});
   };
   while (inbox_.Run(wait())) {
     const bool stepped = lifecycle_.RunRound();
@@ -103,6 +108,17 @@ void Scheduler::RunEngineThread() {
   }
   lifecycle_.runner().AbandonStep();
   scorer_.Close(Draining());
+}
+
+absl::Duration Scheduler::RestIfIdle(bool computed) {
+  const SchedulerLoad load = registry_.load();
+  if (computed || load.running + load.queued > 0) computed_ns_ = clock_.SteadyNanos();
+  if (computed_ns_ == 0 || rest_after_ == absl::InfiniteDuration()) return absl::InfiniteDuration();
+  const absl::Duration idle = absl::Nanoseconds(clock_.SteadyNanos() - computed_ns_);
+  if (idle < rest_after_) return rest_after_ - idle;
+  if (model_.Rest()) metrics_.Rested();
+  computed_ns_ = 0;
+  return absl::InfiniteDuration();
 }
 
 absl::StatusOr<Ticket> Scheduler::Submit(CallRequest request, std::shared_ptr<CallSink> sink) {

@@ -95,8 +95,13 @@ class Scheduler {
 
  private:
   void RunEngineThread();
+  // Lets the model rest once nothing was computed for long enough; returns the time until then.
+  absl::Duration RestIfIdle(bool computed);
 
   engine::Model& model_;
+  Clock& clock_;
+  const absl::Duration rest_after_;
+  int64_t computed_ns_ = 0;  // when something was computed last; 0: it rests. Engine thread
   const absl::Duration commit_grace_;
   WorkerMetrics metrics_;
   TaskInbox inbox_;

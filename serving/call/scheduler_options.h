@@ -31,6 +31,8 @@ struct SchedulerOptions {
   int32_t queue_limit = 64;  // calls that wait
   int32_t prefill_piece_ms = 50;
   int32_t max_piece_rows = 256;
+  // Without a call for so long, the model rests (engine::Model::Rest); infinite: never.
+  absl::Duration rest_after = absl::InfiniteDuration();
   absl::Duration commit_grace = absl::Seconds(5);  // for commits at the end of a drain
   // Times of each of the model's levels, ascending. Empty: guessed from the cost of the full model
   // and the operations and bytes of each level.

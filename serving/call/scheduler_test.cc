@@ -626,6 +626,21 @@ TEST(SchedulerTest, ACallThatLeftNoAnswerMayBeTriedAgainAtOnce) {
   EXPECT_TRUE(steps.rig.Submit(request).sink->Wait().ok());
 }
 
+TEST(SchedulerTest, AModelWithoutCallsRestsOnceAndAgainAfterTheNext) {
+  engine::FakeModel model(kFakeVocab);
+  SchedulerOptions options;
+  options.rest_after = absl::Milliseconds(1);
+  Rig rig(model, options);
+  for (int i = 1; i <= 2; ++i) {
+    ASSERT_TRUE(Eventually([&] { return model.rests == i; })) << i;
+    EXPECT_TRUE(rig.Submit(Rig::Ask("", "hello", 4)).sink->Wait().ok());
+  }
+  ASSERT_TRUE(Eventually([&] { return model.rests == 3; }));
+  uint64_t seen = 0;
+  EXPECT_TRUE(rig.scheduler.AwaitQuiet(absl::Milliseconds(20), &seen));
+  EXPECT_EQ(model.rests, 3) << "it rests already";
+}
+
 // The tiny real model: what a call answers does not depend on who answers beside it.
 TEST(SchedulerTest, SameTextAloneAndBesideAnyNeighbours) {
   const engine::TestFolder folder;

@@ -26,6 +26,9 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
                                 .help = "Resident chunks that were not what they claim."})),
       level_drops_(recorder.counter({.name = "withy_level_drops_total",
                                      .help = "Times a running call went on at a lower level."})),
+      rests_(recorder.counter({.name = "withy_model_rests_total",
+                               .help = "Times the weights' memory was given back: "
+                                       "model.idle_release_s."})),
       upgrades_(recorder.counter(
           {.name = "withy_upgraded_contexts_total",
            .help = "Contexts whose KV was computed again at the full level in an idle moment."})),

@@ -52,6 +52,7 @@ class WorkerMetrics {
   void Faulted() { faults_.Add(); }
   void LevelDropped() { level_drops_.Add(); }
   void Upgraded() { upgrades_.Add(); }
+  void Rested() { rests_.Add(); }
   void Load(size_t running, size_t queued);
   // A pass told how fast the board is.
   void Board(const policy::BoardSpeed& board);
@@ -75,6 +76,7 @@ class WorkerMetrics {
   telemetry::Counter& failed_;
   telemetry::Counter& faults_;
   telemetry::Counter& level_drops_;
+  telemetry::Counter& rests_;
   telemetry::Counter& upgrades_;
   std::array<telemetry::Counter*, 6> finished_{};  // by FinishReason
   BySource drafted_{};
