@@ -479,19 +479,23 @@ TEST_P(AttentionTest, ATreeRowEqualsPlainDecoding) {
   args.geometry = g;
   args.q_heads = 8;
   args.scale = 0.125f;
-  std::vector<float> want(q.size());
-  std::vector<float> got(q.size());
-  Run(args,
-      {{plain.memory(), plain.blocks(), 1, 35},
-       {plain.memory(), plain.blocks(), 1, 41},
-       {plain.memory(), plain.blocks(), 1, total}},
-      q.data(), want.data());
-  Run(args,
-      {{tree.memory(), tree.blocks(), 1, 35},
-       {tree.memory(), tree.blocks(), 1, 41, tail.pointers(), tail_group},
-       {tree.memory(), tree.blocks(), 1, total, tail.pointers(), tail_group}},
-      q.data(), got.data());
-  EXPECT_TRUE(SameBits(want.data(), got.data(), got.size()));
+  for (const int window : {total, 30, 5}) {  // 5: begins in the tail
+    std::vector<AttentionRow> in_order = {{plain.memory(), plain.blocks(), 1, 35},
+                                          {plain.memory(), plain.blocks(), 1, 41},
+                                          {plain.memory(), plain.blocks(), 1, total}};
+    std::vector<AttentionRow> scattered = {
+        {tree.memory(), tree.blocks(), 1, 35},
+        {tree.memory(), tree.blocks(), 1, 41, tail.pointers(), tail_group},
+        {tree.memory(), tree.blocks(), 1, total, tail.pointers(), tail_group}};
+    for (auto* rows : {&in_order, &scattered}) {
+      for (AttentionRow& row : *rows) row.first = std::max(0, row.visible - window);
+    }
+    std::vector<float> want(q.size());
+    std::vector<float> got(q.size());
+    Run(args, in_order, q.data(), want.data());
+    Run(args, scattered, q.data(), got.data());
+    EXPECT_TRUE(SameBits(want.data(), got.data(), got.size())) << window;
+  }
 }
 
 TEST_P(AttentionTest, RankMajorHeadsAndExtentsAreThePrefix) {

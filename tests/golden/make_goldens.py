@@ -4,7 +4,7 @@
 Small random models of each architecture run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
 them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf, once per weight type, computed
 on the dequantised weights of that type. Models after qwen3 have states and logits for F16 alone. Names of tensors and keys are
-those of llama.cpp's converters. Only a developer runs this, when a golden has to change; tests read the files.
+those of llama.cpp's converters, except that every file has a vocab_size. Only a developer runs this, when a golden has to change; tests read the files.
 
     pip install torch transformers numpy
     python3 tests/golden/make_goldens.py tests/golden/data [NAME ...]
@@ -150,14 +150,15 @@ MODELS = {
                              sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
 }
 ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3")
-# GGUF's names of architectures whose converter makes pairs of neighbours of the halves that RoPE turns.
+# Architectures of GGUF files whose converter puts the two elements that RoPE turns together side by side.
 ADJACENT = ("llama", "smollm3", "granite")
 
 
 def build(name, seed):
     cls, config_cls, extra = MODELS[name]
-    options = dict(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160 if name in ALL_TYPES else 64, num_hidden_layers=2, vocab_size=VOCAB,
-                   max_position_embeddings=128, rms_norm_eps=1e-5, attn_implementation="eager")
+    options = dict(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160 if name in ALL_TYPES else 64,
+                   num_hidden_layers=2, vocab_size=VOCAB, max_position_embeddings=128, rms_norm_eps=1e-5,
+                   attn_implementation="eager")
     if not name.startswith("gemma"):  # whose activation is GELU
         options["hidden_act"] = "silu"
     config = config_cls(**{**options, **extra})
