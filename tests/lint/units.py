@@ -1,9 +1,9 @@
 """Writes the translation units that clang-tidy reads: units.py BUILD_DIR OUT_DIR. Prints their paths, the longest first.
 
 A unit has up to 36 sources of one target, with the flags that the build compiles them with but for precompiled headers, so that the
-headers that they share are analysed once; a source of two targets is in the unit of the first, and the main.cc of all programs are in one
-unit. Left out are tests and benchmarks with what
-supports them, which the compilers' warnings cover, and what includes LibTorch, whose headers take clang-tidy a minute each.
+headers that they share are analysed once. A source of two targets is in the unit of the first; the main.cc of all programs are one unit.
+Left out are tests, benchmarks and what supports them, which the compilers' warnings cover, and what includes LibTorch, whose headers take
+clang-tidy a minute each.
 """
 import json
 import os
@@ -18,8 +18,11 @@ build, out = map(os.path.abspath, sys.argv[1:3])
 
 def is_product(path):
     relative = os.path.relpath(path, root)
-    return (relative.endswith(".cc") and not relative.startswith(("..", "build", "bench/", "cmake/", "tests/")) and
-            not relative.endswith(("_test.cc", "_testing.cc", "_bench.cc")))
+    return relative.endswith(".cc") and not relative.startswith(("..", "build", "bench/", "cmake/", "tests/")) and not relative.endswith("_test.cc")
+
+
+def is_analysed(source):
+    return source not in seen and not source.endswith(("_testing.cc", "_bench.cc"))
 
 
 def flags(command):
@@ -49,7 +52,7 @@ for entry in json.load(open(os.path.join(build, "compile_commands.json"))):
     sources = re.findall(r'^#include "(.*)"', open(unit).read(), re.M) if "/Unity/" in unit else [unit]
     if "torch/csrc/api" in entry["command"] or not all(map(is_product, sources)):
         continue
-    sources = [source for source in map(os.path.realpath, sources) if source not in seen]
+    sources = list(filter(is_analysed, map(os.path.realpath, sources)))
     seen.update(sources)
     if sources and all(os.path.basename(source) == "main.cc" for source in sources):
         mains += sources
