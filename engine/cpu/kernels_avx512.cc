@@ -133,7 +133,7 @@ struct Fetch {
 // Multiplies `blocks` blocks of N tiles by T rows from row `first` on. kBytes: quants are bytes
 // (kQ8, or nibbles unpacked before); otherwise they are nibbles, unpacked here.
 template <WeightType kType, bool kBytes, int N, int T, int kStreams>
-// NOLINTNEXTLINE(readability-function-size): GCC keeps the sums in registers in one function only.
+// One long function: GCC keeps the sums in registers in one function only.
 __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int x_block,
                                         const StripRows& rows, int first, Fetch fetch) {
   constexpr int kLines = kBytes ? 8 : 4;
