@@ -369,6 +369,19 @@ TEST(StatsTest, NoVerdictWhereNoSloWasAsked) {
   EXPECT_THAT(StatsText(slo, {}, finished), HasSubstr("SLO missed"));
 }
 
+TEST(StatsTest, StatusSaysHowSureItIsOfLevels) {
+  v1::GetStatusResponse status;
+  EXPECT_EQ(LevelPairsText(status), "");
+  v1::LevelPairChance& pair = *status.add_level_pairs();
+  pair.set_prompt_level_percent(100);
+  pair.set_model_level_percent(60);
+  pair.set_chance(0.8125);
+  pair.set_spread(0.05);
+  pair.set_audits(31.6);
+  EXPECT_EQ(LevelPairsText(status),
+            "\nPROMPT  MODEL  AGREES         AUDITS\n100 %   60 %   0.812 ± 0.050  32\n");
+}
+
 TEST(StatsTest, AnAnswerThatWasCutSaysSo) {
   v1::GenerateFinished finished;
   finished.mutable_usage()->set_completion_tokens(7);

@@ -18,6 +18,18 @@ std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency&
           absl::StrFormat("%.1f", latency.end_to_end_ms())};
 }
 
+std::string LevelPairsText(const v1::GetStatusResponse& status) {
+  if (status.level_pairs().empty()) return "";
+  std::vector<std::vector<std::string>> rows = {{"PROMPT", "MODEL", "AGREES", "AUDITS"}};
+  for (const v1::LevelPairChance& pair : status.level_pairs()) {
+    rows.push_back({absl::StrCat(pair.prompt_level_percent(), " %"),
+                    absl::StrCat(pair.model_level_percent(), " %"),
+                    absl::StrFormat("%.3f ± %.3f", pair.chance(), pair.spread()),
+                    absl::StrFormat("%.0f", pair.audits())});
+  }
+  return "\n" + Table(rows);
+}
+
 std::string ReasonText(v1::FinishReason reason) {
   switch (reason) {
     case v1::FINISH_REASON_END_OF_TURN:

@@ -22,6 +22,8 @@ std::vector<std::string> LatencyRow(const std::string& label, const v1::Latency&
 // accepted a pass, 3.00 tokens a pass";
 // empty if nothing was drafted.
 std::string SpeculationText(const v1::GenerateFinished& finished);
+// A table of how much answers of levels agree with the full model's; "" where nothing is known.
+std::string LevelPairsText(const v1::GetStatusResponse& status);
 std::string ReasonText(v1::FinishReason reason);
 // A line for each tool that a message or an answer calls; "" for none.
 std::string CallsText(const google::protobuf::RepeatedPtrField<v1::ToolCall>& calls);

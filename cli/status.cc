@@ -5,6 +5,7 @@
 #include "cli/client.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/stats.h"
 #include "cli/terminal_text.h"
 
 namespace withy::cli {
@@ -45,7 +46,7 @@ int RunStatus(const Args& args) {
   if (args.Has("json")) {
     std::cout << ToJson(*status) << "\n";
   } else if (!args.Has("quiet")) {
-    std::cout << Table(rows);
+    std::cout << Table(rows) << LevelPairsText(*status);
   }
   return all_serve ? kExitOk : kExitFailed;
 }

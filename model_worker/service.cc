@@ -21,6 +21,7 @@
 #include "serving/call/task_thread.h"
 #include "store_client/outcome_wire.h"
 #include "wire/call_targets.h"
+#include "wire/level_losses.h"
 #include "wire/speculation.h"
 #include "wire/wire.h"
 #include "withy/v1/model_worker.grpc.pb.h"
@@ -327,6 +328,9 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     response->mutable_model()->set_warning(parts_.warning);
     response->set_model_path(parts_.model_path);
     response->set_refused_model(parts_.refused_model);
+    for (const float loss : wire::LossAboveFull(parts_.model.metadata(), parts_.env.model)) {
+      response->mutable_model()->add_level_loss_above_full(loss);
+    }
     *response->mutable_cost() = engine::ToWire(parts_.cost, parts_.env.model);
     response->set_instance(instance());
     response->set_encoder_fingerprint(encoder_fingerprint_);

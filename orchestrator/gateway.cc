@@ -46,9 +46,10 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
              config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
       budgets_(config, recorder, clock),
-      auditor_(tlm_ == nullptr || config.orchestrator().audit_off()
+      auditor_(config.orchestrator().audit_off()
                    ? nullptr
-                   : std::make_unique<Auditor>(backends_, clock, recorder)),
+                   : std::make_unique<Auditor>(backends_, scores_, clock, recorder,
+                                               config.state_dir() + "/audits")),
       prober_(config.orchestrator().probe_off()
                   ? nullptr
                   : std::make_unique<Prober>(backends_, workers_, auditor_.get(), clock, recorder)),

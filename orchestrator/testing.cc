@@ -262,6 +262,8 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   {
     const std::lock_guard lock(mutex_);
     model.set_warning(warning_);
+    model.set_model_id(model_id_);
+    model.mutable_level_loss_above_full()->Add(losses_.begin(), losses_.end());
     model.mutable_levels_percent()->Add(levels_.begin(), levels_.end());
     response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
     response->set_encoder_fingerprint(encoder_fingerprint_);
@@ -278,17 +280,33 @@ void FakeWorker::Hold(const std::string& beginning) {
 }
 
 void FakeWorker::Release() {
+  scorer.Release();
   const std::lock_guard lock(mutex_);
   released_ = true;
   changed_.notify_all();
 }
 
-Status FakeWorker::Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
+Status FakeScorer::Score(grpc::ServerContext* context, const v1::ScoreRequest& request,
                          grpc::ServerWriter<v1::ScoreResponse>* writer) {
+  {
+    const std::lock_guard lock(mutex_);
+    most_at_once_ = std::max(most_at_once_, ++scoring_);
+    changed_.notify_all();
+  }
+  const Status status = Answer(context, request, writer);
+  const std::lock_guard lock(mutex_);
+  --scoring_;
+  if (status.ok()) scored_.push_back(request);
+  changed_.notify_all();
+  return status;
+}
+
+Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& request,
+                          grpc::ServerWriter<v1::ScoreResponse>* writer) {
   v1::ScoreResponse response;
   response.set_progress(0.5);
   writer->Write(response);
-  if (request->text().starts_with("hold")) {
+  if (request.text().starts_with("hold") || request.prompt().text() == "hold score") {
     std::unique_lock lock(mutex_);
     while (!released_ && !context->IsCancelled()) {
       changed_.wait_for(lock, std::chrono::milliseconds(1));
@@ -299,19 +317,55 @@ Status FakeWorker::Score(grpc::ServerContext* context, const v1::ScoreRequest* r
       return {StatusCode::CANCELLED, "cancelled"};
     }
   }
-  for (size_t i = 1; request->report_tokens() && i < request->text().size(); ++i) {
+  for (size_t i = 1; request.report_tokens() && i < request.text().size(); ++i) {
     v1::Token& token = *response.add_tokens();
-    token.set_text(request->text().substr(i, 1));
+    token.set_text(request.text().substr(i, 1));
     token.set_logprob(-1);
-    if (request->logprobs() == 0) continue;
+    if (request.logprobs() == 0) continue;
     token.add_alternatives()->set_text("e");
     token.mutable_alternatives(0)->set_logprob(-0.5);
   }
   response.set_progress(1);
-  response.mutable_result()->set_tokens(static_cast<uint32_t>(request->text().size()));
-  response.mutable_result()->set_logprob_sum(-static_cast<double>(request->text().size()));
+  response.mutable_result()->set_tokens(static_cast<uint32_t>(request.text().size()));
+  response.mutable_result()->set_logprob_sum(-static_cast<double>(request.text().size()));
+  const bool differs =
+      request.prompt().text() == "low differs" && request.setting().model_level_percent() < 60;
+  response.mutable_result()->set_top1_share(differs ? 1.0 / 3 : 1);
   writer->Write(response);
   return Status::OK;
+}
+
+void FakeScorer::Release() {
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+std::vector<v1::ScoreRequest> FakeScorer::scored() const {
+  const std::lock_guard lock(mutex_);
+  return scored_;
+}
+
+int FakeScorer::most_at_once() const {
+  const std::lock_guard lock(mutex_);
+  return most_at_once_;
+}
+
+bool FakeScorer::Await(const std::function<bool()>& happened) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(60), happened);
+}
+
+bool FakeScorer::AwaitScoring() {
+  return Await([this] { return scoring_ > 0; });
+}
+
+bool FakeScorer::AwaitScored(size_t count) {
+  return Await([=, this] { return scored_.size() >= count; });
+}
+
+bool FakeScorer::AwaitCancelled(int count) {
+  return Await([=, this] { return cancelled_ >= count; });
 }
 
 bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
@@ -329,9 +383,12 @@ std::vector<v1::RunRequest> FakeWorker::runs() const {
   return runs_;
 }
 
-void FakeWorker::SetLevels(std::vector<uint32_t> percents) {
+void FakeWorker::SetLevels(std::vector<uint32_t> percents, const std::string& model_id,
+                           std::vector<float> loss_above_full) {
   const std::lock_guard lock(mutex_);
   levels_ = std::move(percents);
+  model_id_ = model_id;
+  losses_ = std::move(loss_above_full);
   ++instance_;
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -65,6 +66,36 @@ class FakeStore final : public v1::ContextStore::Service {
   bool refuses_contexts_ = false;
 };
 
+// Scores a token a byte but the first, each at -1; the likeliest is "e". A text that begins with
+// "hold", or stands behind the prompt "hold score", is scored by Release(). Behind the prompt "low
+// differs" a third of the tokens are the likeliest at levels below 60 %; else all are. Thread-safe.
+class FakeScorer {
+ public:
+  grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest& request,
+                     grpc::ServerWriter<v1::ScoreResponse>* writer);
+  void Release();
+  // The requests that were answered, and how many came at the same time at most.
+  std::vector<v1::ScoreRequest> scored() const;
+  int most_at_once() const;
+  // Wait until a text is being scored, so many have been, so many were cancelled; false when not.
+  bool AwaitScoring();
+  bool AwaitScored(size_t count);
+  bool AwaitCancelled(int count);
+
+ private:
+  bool Await(const std::function<bool()>& happened);
+  grpc::Status Answer(grpc::ServerContext* context, const v1::ScoreRequest& request,
+                      grpc::ServerWriter<v1::ScoreResponse>* writer);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<v1::ScoreRequest> scored_;
+  int scoring_ = 0;  // texts, now
+  int most_at_once_ = 0;
+  int cancelled_ = 0;
+  bool released_ = false;
+};
+
 // Counts one token a byte that is kept; 1 ms a prompt token, 10 ms a generated one. Its answer to a
 // prompt follows the prompt's words:
 //   "hold"        one token, then nothing until Release() or the end of the call
@@ -94,10 +125,10 @@ class FakeWorker final : public v1::ModelWorker::Service {
     return grpc::Status::OK;
   }
 
-  // Scores a token a byte but the first, each at -1; the likeliest is "e". A text that begins with
-  // "hold" is scored by Release().
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
-                     grpc::ServerWriter<v1::ScoreResponse>* writer) override;
+                     grpc::ServerWriter<v1::ScoreResponse>* writer) override {
+    return scorer.Score(context, *request, writer);
+  }
 
   // APP/CONTEXT of the contexts that it was to forget.
   std::vector<std::string> forgotten() const {
@@ -113,9 +144,10 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::vector<v1::RunRequest> runs() const;
   // Waits until so many calls have been given to it; false when they have not.
   bool AwaitRuns(size_t count, std::chrono::milliseconds timeout = std::chrono::seconds(60));
-  // From now on it is as if it had restarted with a model of these levels, in per cent; until then
-  // it has the full one alone.
-  void SetLevels(std::vector<uint32_t> percents);
+  // From now on it is as if it had restarted with a model of these levels, in per cent, with this
+  // identity and these losses (ModelDescription); until then it has the full one alone.
+  void SetLevels(std::vector<uint32_t> percents, const std::string& model_id = "",
+                 std::vector<float> loss_above_full = {});
   // The same, with such an encoder; until then it does not tell.
   void SetEncoder(uint64_t fingerprint);
   // Likewise with a model that warns so.
@@ -131,6 +163,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   // What it tells of its board's speed when it accepts a call; 0: nothing.
   void SetSlowdown(double slowdown);
 
+  FakeScorer scorer;
+
  private:
   // Waits until the call may go on; what it ends with if it was stopped or cancelled meanwhile.
   std::optional<grpc::Status> AwaitRelease(grpc::ServerContext* context,
@@ -140,6 +174,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<uint32_t> levels_ = {100};
+  std::string model_id_;
+  std::vector<float> losses_;
   uint64_t instance_ = 1;
   uint64_t encoder_fingerprint_ = 0;
   std::string warning_;

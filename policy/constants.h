@@ -145,12 +145,18 @@ inline constexpr double kRampKnownAnswers = 10;
 // Choice. Test: ReliabilityTest.
 inline constexpr double kDeviationAtStart = 0.05;
 
-// --- What levels are worth to an app (agreement.h)
+// --- What levels are worth to an app (agreement.h, pair_table.h)
 
 // Compared answers that the prior counts as, and after how many old ones fade. Answers. Unrecorded.
 // Test: AgreementTest.
 inline constexpr double kAgreementPrior = 4;
 inline constexpr double kAgreementMemory = 64;
+// Of the pairs of levels that are counted for all apps together (pair_table.h): after how many
+// answers old ones fade, and how many answers of an app count as much as those of all. Answers.
+// Choice: the board's chances hold for longer than an app's prompts stay alike. Test:
+// PairTableTest.
+inline constexpr double kBoardAgreementMemory = 512;
+inline constexpr double kAppPrior = 8;
 // An app's first answers are all compared, later ones one in so many: its prompts hardly change,
 // and comparing takes energy. Answers. Choice. Test: orchestrator_test, elastic_test.
 inline constexpr uint32_t kFirstAudits = 32;

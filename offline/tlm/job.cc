@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "offline/corpus/generator.h"
 #include "offline/corpus/prompt.h"
 #include "offline/tlm/line_file.h"
+#include "offline/tlm/prompt_file.h"
 #include "offline/tlm/score_labels.h"
 #include "offline/tlm/stages.h"
 #include "offline/tlm/target.h"
@@ -48,6 +50,20 @@ absl::StatusOr<std::string> DigestIfGiven(const std::string& path) {
   return FileDigest(std::filesystem::is_directory(path) ? path + "/model.safetensors" : path);
 }
 
+std::string AnswerLine(const std::string& answer) {
+  return nlohmann::json({{"answer", answer}})
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::string> ParseAnswerLine(const std::string& line, const std::string& where) {
+  const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, false);
+  if (parsed.is_object() && parsed.contains("answer") && parsed["answer"].is_string()) {
+    return parsed["answer"].get<std::string>();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": is no answer; remove the file, and it will be rebuilt"));
+}
+
 class Job {
  public:
   explicit Job(const JobOptions& options)
@@ -56,6 +72,7 @@ class Job {
   absl::Status Run() {
     WITHY_ASSIGN_OR_RETURN(labels_digest_, DigestIfGiven(options_.labels));
     WITHY_ASSIGN_OR_RETURN(from_digest_, DigestIfGiven(options_.from));
+    if (!options_.prompts.empty()) WITHY_RETURN_IF_ERROR(ReadPrompts());
     UseThreads(options_.threads);
     WITHY_RETURN_IF_ERROR(OpenTargets());
     std::error_code error;
@@ -64,6 +81,7 @@ class Job {
       return absl::PermissionDeniedError(absl::StrCat(options_.run, ": ", error.message()));
     }
     WITHY_RETURN_IF_ERROR(Begin());
+    if (!options_.prompts.empty()) WITHY_RETURN_IF_ERROR(AnswerPrompts());
     if (options_.score) WITHY_RETURN_IF_ERROR(ScoreStage());
     if (!std::filesystem::exists(Path("score.gguf"))) {
       return absl::NotFoundError(
@@ -93,7 +111,10 @@ class Job {
     for (int i = 0; i < options_.threads; ++i) {
       engine::ModelOptions model_options = options_.model_options;
       model_options.threads = 1;
-      WITHY_ASSIGN_OR_RETURN(targets_.emplace_back(), Target::Open(options_.model, model_options));
+      WITHY_ASSIGN_OR_RETURN(targets_.emplace_back(),
+                             options_.prompts.empty()
+                                 ? Target::Open(options_.model, model_options)
+                                 : Target::OpenForOwnAnswers(options_.model, model_options));
     }
     space_ = MakeSpace(targets_[0]->info(), engine::DefaultLevels());
     if (space_.model_levels.size() == 1) {
@@ -107,7 +128,7 @@ class Job {
     const std::string made_of =
         absl::StrCat("start: levels ", absl::StrJoin(space_.model_levels, ","), " seed ",
                      options_.seed, " from ", from_digest_, " width ", options_.size.width,
-                     " shared ", options_.size.shared_layers);
+                     " shared ", options_.size.shared_layers, of_prompts_);
     WITHY_RETURN_IF_ERROR(LineFile::Open(Path("start.made-of"), made_of).status());
     if (std::filesystem::exists(Path("start.gguf"))) return absl::OkStatus();
     WITHY_ASSIGN_OR_RETURN(
@@ -120,8 +141,11 @@ class Job {
   }
 
   absl::StatusOr<engine::TlmCheckpoint> Fresh() const {
-    WITHY_ASSIGN_OR_RETURN(const engine::WordPieceVocab vocab,
-                           LearnPocketVocab(options_.run, options_.vocab_records, kSloSteps));
+    WITHY_ASSIGN_OR_RETURN(
+        const engine::WordPieceVocab vocab,
+        options_.prompts.empty()
+            ? LearnPocketVocab(options_.run, options_.vocab_records, kSloSteps)
+            : LearnVocabOf(std::span(own_).first(TrainedOn(own_.size())), options_.run, kSloSteps));
     WITHY_ASSIGN_OR_RETURN(
         engine::TlmCheckpoint tlm,
         engine::MakeTlmCheckpoint(PocketTlmShape(vocab.size(), space_.model_levels, options_.size),
@@ -139,8 +163,59 @@ class Job {
     return engine::MakeTokenizer(file);
   }
 
-  // The n-th prompt of the run; skips prompts that are too long.
+  absl::Status ReadPrompts() {
+    WITHY_ASSIGN_OR_RETURN(const std::string digest, FileDigest(options_.prompts));
+    of_prompts_ = absl::StrCat(" prompts ", digest, " ", options_.records);
+    WITHY_ASSIGN_OR_RETURN(OwnPrompts prompts, ReadOwnPrompts(options_.prompts, options_.records));
+    own_ = std::move(prompts.records);
+    if (prompts.too_long > 0) {
+      Say(absl::StrCat(options_.prompts, ": ", prompts.too_long, " prompts of more than ",
+                       kMaxOwnPromptBytes, " bytes are left out"));
+    }
+    return absl::OkStatus();
+  }
+
+  // What the full model answers to each prompt: what all pairs of levels are held against. Prompts
+  // to which it has nothing to say, or that its window has no room for, are left out.
+  absl::Status AnswerPrompts() {
+    WITHY_ASSIGN_OR_RETURN(LineFile file,
+                           LineFile::Open(Path("answers.jsonl"),
+                                          absl::StrCat("answers: model ", targets_[0]->info().id,
+                                                       " tokens ", kOwnAnswerTokens, of_prompts_)));
+    WITHY_RETURN_IF_ERROR(FillLines(
+        own_.size(), options_.threads,
+        [&](size_t index, int thread) -> absl::StatusOr<std::string> {
+          const auto answer = targets_[static_cast<size_t>(thread)]->Answer(own_[index]);
+          if (absl::IsOutOfRange(answer.status())) return AnswerLine("");
+          if (!answer.ok()) return Annotate(answer.status(), PromptName(index));
+          return AnswerLine(*answer);
+        },
+        [&](size_t done, size_t all) {
+          Show("the model's own answers", static_cast<int64_t>(done), static_cast<int64_t>(all));
+        },
+        &file));
+    std::vector<corpus::Record> answered;
+    for (size_t i = 0; i < own_.size(); ++i) {
+      WITHY_ASSIGN_OR_RETURN(
+          own_[i].answer,
+          ParseAnswerLine(file.lines()[i], absl::StrCat(Path("answers.jsonl"), ", line ", i + 2)));
+      if (!own_[i].answer.empty()) answered.push_back(std::move(own_[i]));
+    }
+    Say(absl::StrCat(answered.size(), " of ", own_.size(), " prompts have an answer"));
+    own_ = std::move(answered);
+    if (own_.size() >= kFewestPrompts) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(options_.prompts, ": only ", own_.size(),
+                                                   " prompts have an answer; at least ",
+                                                   kFewestPrompts, " are needed, better hundreds"));
+  }
+
+  std::string PromptName(size_t index) const {
+    return absl::StrCat(options_.prompts, ", prompt ", index + 1);
+  }
+
+  // The n-th prompt of the run; skips prompts of the corpus that are too long.
   corpus::Prompt PromptAt(size_t n) const {
+    if (!options_.prompts.empty()) return corpus::MakePrompt(own_[n]);
     const auto at = [&](uint64_t index) {
       return corpus::MakePrompt(corpus::FreeExamples(generator_.At(index)));
     };
@@ -151,17 +226,19 @@ class Job {
     return prompt;
   }
 
-  size_t Count() const { return static_cast<size_t>(options_.records); }
+  size_t Count() const {
+    return options_.prompts.empty() ? static_cast<size_t>(options_.records) : own_.size();
+  }
   // The rest is for evaluation.
   size_t TrainedOn(size_t count) const { return count - count / 10; }
 
   absl::StatusOr<std::vector<ScoreExample>> ScoreExamples() {
     if (!options_.labels.empty()) return ReadScoreExamples(options_.labels);
     WITHY_ASSIGN_OR_RETURN(
-        LineFile file,
-        LineFile::Open(Path("score_labels.jsonl"),
-                       absl::StrCat("score labels: model ", targets_[0]->info().id, " seed ",
-                                    options_.seed, " variants ", options_.max_variants)));
+        LineFile file, LineFile::Open(Path("score_labels.jsonl"),
+                                      absl::StrCat("score labels: model ", targets_[0]->info().id,
+                                                   " seed ", options_.seed, " variants ",
+                                                   options_.max_variants, of_prompts_)));
     WITHY_RETURN_IF_ERROR(FillLines(
         Count(), options_.threads,
         [&](size_t index, int thread) -> absl::StatusOr<std::string> {
@@ -205,7 +282,8 @@ class Job {
   // Inputs of a trained file in addition to the previous file.
   std::string MadeOf(const std::string& from, int64_t steps) const {
     return absl::StrCat(from, " records ", options_.records, " steps ", steps, " batch ",
-                        options_.batch, " rate ", options_.rate, " seed ", options_.seed);
+                        options_.batch, " rate ", options_.rate, " seed ", options_.seed,
+                        of_prompts_);
   }
 
   absl::Status ScoreStage() {
@@ -238,7 +316,7 @@ class Job {
         LineFile::Open(Path("decision_table.jsonl"),
                        absl::StrCat("decision table: model ", targets_[0]->info().id, " scores ",
                                     digest, " seed ", options_.seed, " levels ",
-                                    absl::StrJoin(space_.model_levels, ","))));
+                                    absl::StrJoin(space_.model_levels, ","), of_prompts_)));
     std::vector<std::unique_ptr<engine::Tlm>> scorers;
     for (int i = 0; i < options_.threads; ++i) {
       WITHY_ASSIGN_OR_RETURN(scorers.emplace_back(),
@@ -348,6 +426,8 @@ class Job {
   const JobOptions& options_;
   const corpus::Generator generator_;
   std::string labels_digest_, from_digest_;  // empty: no such file
+  std::string of_prompts_;                   // identifies own prompts; empty: those of the corpus
+  std::vector<corpus::Record> own_;          // prompts, with the model's answers once it gave them
   std::vector<std::unique_ptr<Target>> targets_;
   DecisionSpace space_;
 };

@@ -1,6 +1,7 @@
-// A complete run of withy-train-tlm: vocabulary, score labels, score head, decision table, decision
-// head, file. Neighbour: main.cc sets the options. Each stage saves its progress in the run's
-// directory, so that an interrupted run resumes and completed stages are skipped.
+// A complete run of withy-train-tlm: vocabulary, answers (where prompts are a user's own), score
+// labels, score head, decision table, decision head, file. Neighbour: main.cc sets the options.
+// Each stage saves its progress in the run's directory, so that an interrupted run resumes and
+// completed stages are skipped.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,16 @@
 namespace withy::tlm {
 
 struct JobOptions {
-  std::string model;   // GGUF of the model to decide for
-  std::string out;     // TLM to write
-  std::string run;     // directory for saved progress
-  std::string labels;  // file of word labels; empty: labels from the model's own loss
+  std::string model;    // GGUF of the model to decide for
+  std::string out;      // TLM to write
+  std::string run;      // directory for saved progress
+  std::string prompts;  // file of a user's own prompts (prompt_file.h); empty: the corpus
+  std::string labels;   // file of word labels; empty: labels from the model's own loss
   std::string from;   // TLM to start from (OpenTlmToStartFrom), its bottom frozen; empty: a new one
   TlmSize size;       // of a new one
   bool score = true;  // stages to run
   bool decision = true;
-  int64_t records = 3000;        // of the corpus; the last tenth is for evaluation only
+  int64_t records = 3000;        // prompts at most; the last tenth is for evaluation only
   int64_t vocab_records = 5000;  // for learning the word pieces
   int64_t score_steps = 2000;
   int64_t decision_steps = 300;
@@ -42,7 +44,9 @@ struct JobOptions {
 };
 
 // Errors: of the stages; FAILED_PRECONDITION if the directory holds another run's work;
-// INVALID_ARGUMENT if options.from has other levels than the model.
+// INVALID_ARGUMENT if options.from has other levels than the model, or fewer than kFewestPrompts of
+// a user's own prompts have an answer.
+inline constexpr size_t kFewestPrompts = 10;
 absl::Status RunJob(const JobOptions& options);
 
 // A TLM's file, or a directory of Hugging Face's MobileBERT, which gets heads for the levels of

@@ -13,6 +13,7 @@
 #include "offline/corpus/prompt.h"
 #include "offline/tlm/decision_table.h"
 #include "offline/tlm/line_file.h"
+#include "offline/tlm/prompt_file.h"
 #include "offline/tlm/score_labels.h"
 #include "offline/tlm/target.h"
 
@@ -54,6 +55,53 @@ TEST(ScoreExample, SaysWhatIsWrong) {
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1]})"), HasSubstr("1 entries for 2 words"));
   EXPECT_THAT(error(R"({"text": "a b", "keep": [1, 2]})"), HasSubstr("from 0 to 1"));
   EXPECT_THAT(error(R"({"text": "a b", "words": [[0, 9]], "keep": [1]})"), HasSubstr("pairs"));
+}
+
+TEST(OwnPrompts, AreTextsOrMessages) {
+  const auto text = ParseOwnPrompt(R"({"prompt": "Who?", "id": 7})", "file");
+  ASSERT_TRUE(text.ok()) << text.status();
+  ASSERT_EQ(text->messages.size(), 1u);
+  EXPECT_EQ(text->messages[0].role, "user");
+  EXPECT_EQ(text->messages[0].content, "Who?");
+  const auto chat = ParseOwnPrompt(
+      R"({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]})",
+      "file");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  ASSERT_EQ(chat->messages.size(), 2u);
+  EXPECT_EQ(chat->messages[0].role, "system");
+  EXPECT_EQ(chat->messages[1].content, "Who?");
+  const auto error = [](const char* line) {
+    return std::string(ParseOwnPrompt(line, "file, line 3").status().message());
+  };
+  EXPECT_THAT(error("Who?"), HasSubstr("file, line 3: is not a JSON object; a line is {"));
+  EXPECT_THAT(error("{}"), HasSubstr("exactly one of"));
+  EXPECT_THAT(error(R"({"prompt": "a", "messages": []})"), HasSubstr("exactly one of"));
+  EXPECT_THAT(error(R"({"prompt": 1})"), HasSubstr("not a string"));
+  EXPECT_THAT(error(R"({"prompt": ""})"), HasSubstr("the user says nothing"));
+  EXPECT_THAT(error(R"({"messages": "a"})"), HasSubstr("not a list"));
+  EXPECT_THAT(error(R"({"messages": [{"role": "user"}]})"), HasSubstr("lacks the string"));
+  EXPECT_THAT(error(R"({"messages": [{"role": "assistant", "content": "a"}]})"),
+              HasSubstr("does not end with a message of the user"));
+}
+
+TEST(OwnPrompts, OfAFileAreLimited) {
+  const engine::TempFolder folder("own_prompts");
+  const std::string path = folder / "prompts.jsonl";
+  EXPECT_EQ(ReadOwnPrompts(path, 5).status().code(), absl::StatusCode::kNotFound);
+  std::ofstream out(path);
+  out << R"({"prompt": ")" << std::string(kMaxOwnPromptBytes + 1, 'x') << "\"}\n\n";
+  out.flush();
+  EXPECT_EQ(ReadOwnPrompts(path, 5).status().code(), absl::StatusCode::kInvalidArgument);
+  for (const char* text : {"one", "two", "three"}) out << R"({"prompt": ")" << text << "\"}\n";
+  out.flush();
+  const auto prompts = ReadOwnPrompts(path, 2);
+  ASSERT_TRUE(prompts.ok()) << prompts.status();
+  EXPECT_EQ(prompts->too_long, 1);
+  ASSERT_EQ(prompts->records.size(), 2u);
+  EXPECT_EQ(prompts->records[1].messages[0].content, "two");
+  out << "four\n";
+  out.flush();
+  EXPECT_THAT(std::string(ReadOwnPrompts(path, 2).status().message()), HasSubstr(", line 6: "));
 }
 
 // Two prompt levels and three model levels with costs of 25, 50 and 100 %.
@@ -204,6 +252,38 @@ TEST_F(TargetTest, TraversesEveryPair) {
   EXPECT_LT(row->tokens[0], row->tokens[1]);
   EXPECT_LT(row->tokens[1], row->tokens[2]);
   EXPECT_EQ(row->tokens[2], target_->Judge(prompt.record, full_level())->prompt_tokens);
+}
+
+// By the file's own template, without the corpus' markup: the full model's own answer to the whole
+// prompt is right, and what is right at a level is so by the tokens.
+TEST_F(TargetTest, AnyModelIsHeldAgainstItsOwnAnswers) {
+  engine::ModelOptions options;
+  options.threads = 1;
+  options.cache_dir = folder_ / "";
+  const auto target = Target::OpenForOwnAnswers("models/withy-pocket-q8_0.gguf", options);
+  ASSERT_TRUE(target.ok()) << target.status();
+  corpus::Spec spec = corpus::TrainSpec();
+  spec.five_shot_percent = spec.few_shot_percent = 0;
+  const corpus::Record given = corpus::Generator(spec).At(3, corpus::Task::kUi, 1);
+  corpus::Record record;
+  for (const corpus::Message& message : given.messages) {
+    record.messages.push_back({message.role, message.content, {}});
+  }
+  const auto answer = (*target)->Answer(record);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(*answer, given.answer) << "the pocket model knows it";
+  record.answer = *answer;
+  const auto own = (*target)->Judge(record, full_level());
+  const auto of_corpus = target_->Judge(given, full_level());
+  ASSERT_TRUE(own.ok() && of_corpus.ok());
+  EXPECT_TRUE(own->right);
+  EXPECT_EQ(own->prompt_tokens, of_corpus->prompt_tokens) << "the file's template is the same";
+  EXPECT_LE(own->loss, of_corpus->loss) << "the end of the turn is not judged";
+  record.answer = "Something that no model would say of it";
+  const auto other = (*target)->Judge(record, full_level());
+  ASSERT_TRUE(other.ok());
+  EXPECT_FALSE(other->right);
+  EXPECT_GT(other->loss, own->loss);
 }
 
 }  // namespace

@@ -18,7 +18,12 @@
 ABSL_FLAG(std::string, model, "", "elastic GGUF of the model to decide for");
 ABSL_FLAG(std::string, out, "", "TLM to write");
 ABSL_FLAG(std::string, run, "", "directory for saved progress; default: OUT.run");
-ABSL_FLAG(int64_t, records, 3000, "prompts of the corpus; the last tenth is for evaluation only");
+ABSL_FLAG(
+    std::string, prompts, "",
+    "JSON lines with a user's own prompts, {\"prompt\": \"...\"} or {\"messages\": [...]}: for "
+    "any elastic model, whose own answers are what levels are held against. Default: the "
+    "corpus, for models that were trained on it");
+ABSL_FLAG(int64_t, records, 3000, "prompts at most; the last tenth is for evaluation only");
 ABSL_FLAG(int64_t, steps, 300, "training steps of the decision head");
 ABSL_FLAG(int64_t, score_steps, 2000, "training steps of the score head");
 ABSL_FLAG(int64_t, batch, 16, "prompts per step");
@@ -67,9 +72,11 @@ absl::StatusOr<JobOptions> OptionsFromFlags() {
   options.score = stage != "decision";
   options.decision = stage != "score";
   WITHY_ASSIGN_OR_RETURN(options.type, FindType(absl::GetFlag(FLAGS_type)));
+  options.prompts = absl::GetFlag(FLAGS_prompts);
   options.labels = absl::GetFlag(FLAGS_labels);
   options.from = absl::GetFlag(FLAGS_from);
-  WITHY_RETURN_IF_ERROR(CheckOutput(options.out, {options.model, options.labels, options.from}));
+  WITHY_RETURN_IF_ERROR(
+      CheckOutput(options.out, {options.model, options.prompts, options.labels, options.from}));
   options.size = {.width = absl::GetFlag(FLAGS_width),
                   .shared_layers = absl::GetFlag(FLAGS_shared_layers)};
   if (options.size.width < 32 || options.size.width > 1024 || options.size.width % 32 != 0) {

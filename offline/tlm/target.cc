@@ -4,7 +4,11 @@
 #include <cmath>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "engine/session/scored_text.h"
+#include "engine/session/segment.h"
+#include "engine/session/solo_answer.h"
 
 namespace withy::tlm {
 namespace {
@@ -19,6 +23,14 @@ double Loss(std::span<const float> logits, int32_t token) {
 
 bool IsBest(std::span<const float> logits, int32_t token) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin() == token;
+}
+
+std::vector<engine::Segment> SegmentsOf(const corpus::Record& record) {
+  std::vector<engine::Segment> segments;
+  for (const corpus::Message& message : record.messages) {
+    segments.push_back({.role = message.role, .text = message.content});
+  }
+  return segments;
 }
 
 }  // namespace
@@ -36,6 +48,38 @@ absl::StatusOr<std::unique_ptr<Target>> Target::Open(const std::string& path,
   }
   return std::unique_ptr<Target>(
       new Target(std::move(model), train::ChatEncoder(std::move(tokenizer))));
+}
+
+absl::StatusOr<std::unique_ptr<Target>> Target::OpenForOwnAnswers(
+    const std::string& path, const engine::ModelOptions& options) {
+  engine::ServedModelOptions served;
+  served.path = path;
+  served.model = options;
+  WITHY_ASSIGN_OR_RETURN(std::unique_ptr<engine::ServedModel> model,
+                         engine::OpenServedModel(served));
+  return std::unique_ptr<Target>(new Target(std::move(model)));
+}
+
+absl::StatusOr<train::Sample> Target::Encode(const corpus::Record& record) const {
+  if (encoder_.has_value()) return encoder_->Encode(record);
+  WITHY_ASSIGN_OR_RETURN(const engine::ScoredText text,
+                         engine::EncodeScoredText(served_->encoder, SegmentsOf(record),
+                                                  record.answer, /*cancelled=*/nullptr));
+  train::Sample sample;
+  sample.tokens = text.ids;
+  sample.last_answer = static_cast<size_t>(text.first_scored);
+  return sample;
+}
+
+absl::StatusOr<std::string> Target::Answer(const corpus::Record& record) {
+  engine::AnswerRequest request;
+  request.prompt = SegmentsOf(record);
+  request.sampling.temperature = 0;
+  request.max_tokens = kOwnAnswerTokens;
+  WITHY_ASSIGN_OR_RETURN(const engine::SoloResult answer,
+                         engine::AnswerAlone(*model_, served_->encoder, request,
+                                             {.window = served_->window}, {}, Clock::Real()));
+  return answer.text;
 }
 
 absl::StatusOr<Judgement> Target::Run(const train::Sample& sample, int32_t level, int32_t first,
@@ -58,25 +102,28 @@ absl::StatusOr<Judgement> Target::Run(const train::Sample& sample, int32_t level
   std::vector<float> logits(vocab * static_cast<size_t>(tokens - answer));
   WITHY_RETURN_IF_ERROR(
       model_->Forward({.rows = rows, .contexts = {&view, 1}}, logits.data(), nullptr));
-  Judgement judgement{.loss = 0, .right = true, .prompt_tokens = answer};
+  Judgement judgement{.loss = 0, .right = false, .prompt_tokens = answer};
+  int32_t likeliest = 0;
   for (int32_t i = answer; i < tokens; ++i) {
     const std::span<const float> row(logits.data() + vocab * static_cast<size_t>(i - answer),
                                      vocab);
     const int32_t token = sample.tokens[static_cast<size_t>(i)];
     judgement.loss += Loss(row, token);
-    judgement.right = judgement.right && IsBest(row, token);
+    likeliest += IsBest(row, token) ? 1 : 0;
   }
+  const double needed = encoder_.has_value() ? 1 : kOwnAnswerShare;
+  judgement.right = likeliest >= needed * (tokens - answer);
   return judgement;
 }
 
 absl::StatusOr<Judgement> Target::Judge(const corpus::Record& record, int32_t level) {
-  const train::Sample sample = encoder_.Encode(record);
+  WITHY_ASSIGN_OR_RETURN(const train::Sample sample, Encode(record));
   const engine::ScratchKv kv(info(), static_cast<int32_t>(sample.tokens.size()));
   return Run(sample, level, 0, kv.View());
 }
 
 absl::StatusOr<Judgement> Target::JudgeFirst(const corpus::Record& record) {
-  const train::Sample sample = encoder_.Encode(record);
+  WITHY_ASSIGN_OR_RETURN(const train::Sample sample, Encode(record));
   base_kv_ =
       std::make_unique<engine::ScratchKv>(info(), static_cast<int32_t>(sample.tokens.size()));
   base_tokens_ = sample.tokens;
@@ -84,7 +131,7 @@ absl::StatusOr<Judgement> Target::JudgeFirst(const corpus::Record& record) {
 }
 
 absl::StatusOr<Judgement> Target::JudgeVariant(const corpus::Record& record) {
-  const train::Sample sample = encoder_.Encode(record);
+  WITHY_ASSIGN_OR_RETURN(const train::Sample sample, Encode(record));
   size_t common = 0;
   const size_t limit =
       std::min({sample.last_answer - 1, sample.tokens.size(), base_tokens_.size() - 1});

@@ -318,5 +318,52 @@ TEST_F(TlmTrainTest, ARunMakesATlmThatTheEngineReads) {
   EXPECT_EQ(RunJob(other).code(), absl::StatusCode::kFailedPrecondition);
 }
 
+// For prompts without markup, as of any model: the model's own answers are the labels.
+TEST_F(TlmTrainTest, ARunOnOwnPromptsNeedsNoCorpus) {
+  JobOptions options;
+  options.model = "models/withy-pocket-q8_0.gguf";
+  options.out = folder_ / "tlm.gguf";
+  options.run = folder_ / "run";
+  options.prompts = folder_ / "prompts.jsonl";
+  options.score_steps = 3;
+  options.decision_steps = 3;
+  options.batch = 2;
+  options.max_variants = 4;
+  options.model_options.cache_dir = folder_ / "";
+  EXPECT_EQ(RunJob(options).code(), absl::StatusCode::kNotFound);
+  std::ofstream out(options.prompts);
+  const auto write = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      out << R"({"prompt": "Summarise: Ann asks Bob to bring )" << i + 2
+          << R"( cakes to the party."})"
+          << "\n";
+    }
+    out.flush();
+  };
+  write(3);
+  EXPECT_THAT(std::string(RunJob(options).message()), testing::HasSubstr("at least 10 are needed"));
+  write(9);
+  options.run = folder_ / "more";
+  std::vector<std::string> said;
+  options.say = [&said](const std::string& line) { said.push_back(line); };
+  const absl::Status status = RunJob(options);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(said, testing::Contains("12 of 12 prompts have an answer"));
+  auto tlm = engine::Tlm::Open(options.out, {});
+  ASSERT_TRUE(tlm.ok()) << tlm.status();
+  const engine::TlmShape& shape = (*tlm)->shape();
+  EXPECT_FALSE(shape.model_id.empty());
+  ASSERT_FALSE(shape.pair_accuracy.empty());
+  EXPECT_EQ(shape.pair_accuracy.back(), 1) << "the full model agrees with itself";
+  EXPECT_TRUE((*tlm)->Read("Is Ann at home?", {.ttft_ratio = 0.4, .tpot_ratio = 0.7}).ok());
+  // Completed work is not repeated; other prompts are another run.
+  options.progress = [](const std::string& what, int64_t, int64_t) {
+    ADD_FAILURE() << "done again: " << what;
+  };
+  ASSERT_TRUE(RunJob(options).ok());
+  write(1);
+  EXPECT_EQ(RunJob(options).code(), absl::StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace withy::tlm

@@ -154,6 +154,16 @@ absl::StatusOr<engine::WordPieceVocab> LearnPocketVocab(const std::string& direc
   return learner.Learn(kPocketVocab, slo_steps);
 }
 
+absl::StatusOr<engine::WordPieceVocab> LearnVocabOf(std::span<const corpus::Record> records,
+                                                    const std::string& directory,
+                                                    int32_t slo_steps) {
+  WITHY_ASSIGN_OR_RETURN(WordPieceLearner learner, WordPieceLearner::Create(directory));
+  for (const corpus::Record& record : records) {
+    for (const corpus::Message& message : record.messages) learner.Add(message.content);
+  }
+  return learner.Learn(kPocketVocab, slo_steps);
+}
+
 engine::TlmShape PocketTlmShape(int32_t vocab_size, std::vector<int32_t> model_levels,
                                 const TlmSize& size) {
   engine::TlmShape shape;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "engine/encoder/shape.h"
 #include "engine/encoder/vocabulary.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "offline/corpus/record.h"
 
 namespace withy::tlm {
 
@@ -40,6 +43,11 @@ class WordPieceLearner {
 // The vocabulary of the shipped TLM, from the first `records` records of the training corpus.
 absl::StatusOr<engine::WordPieceVocab> LearnPocketVocab(const std::string& directory,
                                                         int64_t records, int32_t slo_steps);
+
+// The same from the messages of `records`.
+absl::StatusOr<engine::WordPieceVocab> LearnVocabOf(std::span<const corpus::Record> records,
+                                                    const std::string& directory,
+                                                    int32_t slo_steps);
 
 // Size of a new TLM; by default that of the shipped one, 1.4 M parameters.
 struct TlmSize {

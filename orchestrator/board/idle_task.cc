@@ -80,14 +80,18 @@ void IdleTask::Run() {
 
 absl::Status IdleTask::Ask(policy::Lane lane, v1::RunRequest request,
                            const std::function<bool(v1::RunResponse&)>& on_event) {
+  request.set_call_id(RandomId64());
+  return Do([&](CallControl& control) { return backends_.Run(lane, request, control, on_event); });
+}
+
+absl::Status IdleTask::Do(const std::function<absl::Status(CallControl& control)>& ask) {
   const auto control = std::make_shared<CallControl>(absl::Now() + kLongest);
   {
     absl::MutexLock lock(&mutex_);
     if (calls_ > 0 || stopping_) return absl::CancelledError("a call has come");
     asking_ = control;
   }
-  request.set_call_id(RandomId64());
-  const absl::Status status = backends_.Run(lane, request, *control, on_event);
+  const absl::Status status = ask(*control);
   {
     absl::MutexLock lock(&mutex_);
     asking_ = nullptr;

@@ -42,6 +42,9 @@ class IdleTask {
   // where a call is there or has come meanwhile; of Backends::Run.
   absl::Status Ask(policy::Lane lane, v1::RunRequest request,
                    const std::function<bool(v1::RunResponse&)>& on_event);
+  // The same for any other request, which `ask` makes and `control` stops. Errors: CANCELLED as
+  // Ask; of `ask`.
+  absl::Status Do(const std::function<absl::Status(CallControl& control)>& ask);
 
  private:
   void Run();

@@ -45,6 +45,11 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
                         : absl::StrCat("TLM ", tlm_->description().name(), "; ",
                                        tlm_->calibrated() ? "calibrated" : "not calibrated"));
   }
+  if (auditor_ != nullptr) {
+    for (v1::LevelPairChance& pair : auditor_->Report()) {
+      *response.add_level_pairs() = std::move(pair);
+    }
+  }
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",

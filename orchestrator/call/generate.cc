@@ -14,7 +14,6 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "orchestrator/board/worker_facts.h"
 #include "orchestrator/call/digest.h"
 #include "orchestrator/call/prepare.h"
 #include "orchestrator/call/validate.h"
@@ -467,8 +466,8 @@ void GenerateCall::OfferAudit(const v1::GenerateFinished& finished) {
        finished.reason() != v1::FINISH_REASON_TOOL_CALLS)) {
     return;
   }
-  parts_.auditor->Offer(ForwardedRequest(), tokens_,
-                        LimitsOf(prepared_.lane, prepared_.worker->model()).levels_percent);
+  parts_.auditor->Offer(ForwardedRequest(), tokens_, prepared_.worker->model(),
+                        prepared_.tlm_fits ? AuditMeasure::kAnswers : AuditMeasure::kTokens);
 }
 
 void GenerateCall::Record(const v1::GenerateFinished& finished) {

@@ -62,6 +62,7 @@ class Preparation {
   absl::StatusOr<policy::CallPlanInput> Input();
   absl::Status PlanEnergy(policy::CallPlanInput* input) const;
   void LimitHeat(policy::CallPlanInput* input) const;
+  void WeighLevels(const ModelLimits& limits, policy::CallPlanInput* input);
   absl::Status Drive(CallPlan& plan);
   policy::ShorteningFacts Shortening();
   void Read(CallPlan& plan);
@@ -181,19 +182,41 @@ absl::StatusOr<policy::CallPlanInput> Preparation::Input() {
   input.cost = out_.cost;
   input.levels = levels_;
   input.live = parts_.workers.Live(out_.lane);
-  if (parts_.auditor != nullptr) input.agreement = parts_.auditor->AgreementOf(app_id_);
-  if (parts_.tlm != nullptr) {
-    input.pair_accuracy = [tlm = parts_.tlm](bool mostly_examples, uint32_t prompt_percent,
-                                             uint32_t level_percent) {
-      return tlm->PairAccuracy(mostly_examples, prompt_percent, level_percent);
-    };
-    if (input.slo.any()) {
-      unread_ = Unread(request_.prompt());
-      share_without_examples_ = engine::ShareWithoutExamples(unread_);
-    }
+  WeighLevels(limits, &input);
+  if (parts_.tlm != nullptr && input.slo.any()) {
+    unread_ = Unread(request_.prompt());
+    share_without_examples_ = engine::ShareWithoutExamples(unread_);
   }
   input.mostly_examples = share_without_examples_ < engine::kMostlyExamples;
   return input;
+}
+
+// How often each level is right: by the TLM's file, which audits of the app correct; for a model
+// without a TLM by audits alone.
+void Preparation::WeighLevels(const ModelLimits& limits, policy::CallPlanInput* input) {
+  const v1::ModelDescription& model = out_.worker->model();
+  const bool target = out_.lane == policy::Lane::kTarget;
+  out_.tlm_fits =
+      parts_.tlm != nullptr &&
+      (!target || parts_.tlm->WhyUnfit(limits.levels_percent, model.model_id()).empty());
+  if (out_.tlm_fits) {
+    input->pair_accuracy = [tlm = parts_.tlm](bool mostly_examples, uint32_t prompt_percent,
+                                              uint32_t level_percent) {
+      return tlm->PairAccuracy(mostly_examples, prompt_percent, level_percent);
+    };
+  }
+  if (!target || parts_.auditor == nullptr || limits.levels_percent.size() < 2) return;
+  if (out_.tlm_fits) {
+    input->agreement = parts_.auditor->AgreementOf(app_id_, model);
+    return;
+  }
+  input->pair_accuracy = [levels = limits.levels_percent,
+                          chances = parts_.auditor->ChancesOf(app_id_, model)](
+                             bool, uint32_t prompt_percent, uint32_t level_percent) {
+    const auto level = std::find(levels.begin(), levels.end(), level_percent);
+    const bool known = prompt_percent == policy::kFullPercent && level != levels.end();
+    return known ? chances[static_cast<size_t>(level - levels.begin())] : 0;
+  };
 }
 
 // Tells the plan what it asks for.

@@ -23,7 +23,8 @@ struct Prepared {
   policy::PlannedCall plan;
   engine::PrunedPrompt pruned;  // `kept` is empty: the whole prompt
   policy::Turn turn;
-  double tlm_ms = 0;  // that reading and shortening the prompt took; 0 = not done
+  bool tlm_fits = false;  // a TLM decides for this model
+  double tlm_ms = 0;      // that reading and shortening the prompt took; 0 = not done
   uint32_t queue_position = 0;
 
   // What the measured latency is held against.

@@ -27,6 +27,7 @@ class PromptCounterTest : public testing::Test {
     EXPECT_TRUE(written.ok()) << written;
     config_.mutable_model()->set_path(path_);
     config_.mutable_model()->set_chat_template("chatml");
+    config_.mutable_orchestrator()->set_audit_off(true);  // calls are counted
   }
 
   uint32_t Expected(const v1::TokenizeRequest& request) const {

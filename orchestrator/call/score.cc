@@ -4,6 +4,12 @@
 #include "orchestrator/call/validate.h"
 
 namespace withy::orchestrator {
+namespace {
+
+// How soon a call notices that its client has left.
+constexpr absl::Duration kLook = absl::Milliseconds(100);
+
+}  // namespace
 
 absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& request,
                                CallControl& control,
@@ -18,13 +24,46 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
         "model: draft_worker scores no texts, since it has to draft whenever the target decodes; "
         "leave model empty, or compare files with `withyctl score FILE --model A --against B`");
   }
-  return backends_.Score(request, control, on_message);
+  WITHY_RETURN_IF_ERROR(AwaitAudit(control));
+  const absl::Status scored = backends_.Score(request, control, on_message);
+  absl::MutexLock lock(&mutex_);
+  --callers_;
+  return scored;
+}
+
+absl::Status TextScores::AwaitAudit(CallControl& control) {
+  const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !auditing_; };
+  absl::MutexLock lock(&mutex_);
+  ++callers_;
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {
+    const absl::Status ended = control.Check();
+    if (ended.ok()) continue;
+    --callers_;
+    return ended;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ScoreResult> TextScores::ScoreForAudit(const v1::ScoreRequest& request,
+                                                          CallControl& control) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (callers_ > 0) return absl::ResourceExhaustedError("a caller's text is being scored");
+    auditing_ = true;
+  }
+  v1::ScoreResult result;
+  const absl::Status scored = backends_.Score(request, control, [&](v1::ScoreResponse& message) {
+    if (message.has_result()) result = message.result();
+    return true;
+  });
+  absl::MutexLock lock(&mutex_);
+  auditing_ = false;
+  WITHY_RETURN_IF_ERROR(scored);
+  return result;
 }
 
 // The worker scores one text at a time and refuses others, and harnesses send several at once.
 bool TextScores::AwaitTurn(CallControl& control) {
-  // How soon a call notices that its client has left.
-  constexpr absl::Duration kLook = absl::Milliseconds(100);
   const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !tokens_wanted_; };
   absl::MutexLock lock(&mutex_);
   while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {

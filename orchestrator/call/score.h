@@ -33,8 +33,14 @@ class TextScores {
   // above.
   absl::StatusOr<std::vector<v1::Token>> Tokens(const Caller& caller, v1::ScoreRequest request,
                                                 CallControl& control);
+  // Scores a text for an audit, which callers wait for and which waits for none of them. Errors:
+  // RESOURCE_EXHAUSTED while a caller's text is there; of ModelWorker.Score.
+  absl::StatusOr<v1::ScoreResult> ScoreForAudit(const v1::ScoreRequest& request,
+                                                CallControl& control);
 
  private:
+  // Until no audit's text is scored. Errors: as CallControl::Check.
+  absl::Status AwaitAudit(CallControl& control);
   bool AwaitTurn(CallControl& control);
   void EndTurn() {
     absl::MutexLock lock(&mutex_);
@@ -46,6 +52,8 @@ class TextScores {
   Workers& workers_;
   absl::Mutex mutex_;
   bool tokens_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Tokens has its turn
+  uint32_t callers_ ABSL_GUARDED_BY(mutex_) = 0;        // whose texts are scored, or wait
+  bool auditing_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace withy::orchestrator

@@ -92,7 +92,7 @@ TEST(ScoreTest, OneTextIsScoredAtATimeAndEndsWithItsCaller) {
   EXPECT_TRUE(board.Generate(Ask("hello")).status.ok()) << "calls go on";
   first.context.TryCancel();
   EXPECT_EQ(first.Finish().error_code(), StatusCode::CANCELLED);
-  EXPECT_TRUE(board.worker.AwaitCancelled(1));
+  EXPECT_TRUE(board.worker.scorer.AwaitCancelled(1));
 }
 
 TEST(ScoreTest, WithoutAWorkerItIsUnavailableByName) {

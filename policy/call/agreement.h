@@ -1,27 +1,47 @@
 // How often a level of the model gives the full model's answer to an app's prompts. It corrects
 // what the level's training says of it. Pure. Neighbours: the orchestrator's audits feed it,
-// call_plan.h weighs settings by it.
+// pair_table.h counts for models without a TLM, call_plan.h weighs settings by it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <utility>
 
 #include "policy/constants.h"
 
 namespace withy::policy {
 
+// Audits of one level, of which old ones fade.
+struct AuditCount {
+  double audits = 0;
+  double agreeing = 0;  // at most `audits`
+
+  // `agreement`: how much of the answer agreed, 0..1. Of the audits before, as many as leave room
+  // in `memory` go on to count.
+  void Learn(double agreement, double memory) {
+    if (audits >= memory) {
+      const double fade = (memory - 1) / audits;
+      audits *= fade;
+      agreeing *= fade;
+    }
+    audits += 1;
+    agreeing += std::clamp(agreement, 0.0, 1.0);
+  }
+  // The mean, to which `before` counts as `prior` audits.
+  double Mean(double before, double prior) const {
+    return (prior * before + agreeing) / (prior + audits);
+  }
+};
+
 // Of one app. Not thread-safe.
 class Agreement {
  public:
+  Agreement() = default;
+  explicit Agreement(std::map<uint32_t, AuditCount> levels) : levels_(std::move(levels)) {}
+
   void Learn(uint32_t level_percent, bool agrees) {
-    Level& level = levels_[level_percent];
-    if (level.answers >= kAgreementMemory) {
-      const double fade = (kAgreementMemory - 1) / level.answers;
-      level.answers *= fade;
-      level.agreeing *= fade;
-    }
-    level.answers += 1;
-    level.agreeing += agrees ? 1 : 0;
+    levels_[level_percent].Learn(agrees ? 1 : 0, kAgreementMemory);
   }
 
   // The chance of a right answer at a level. `before` and `full_before`: the same without this
@@ -29,17 +49,13 @@ class Agreement {
   double Expect(uint32_t level_percent, double before, double full_before) const {
     const auto found = levels_.find(level_percent);
     if (found == levels_.end()) return before;
-    const Level& level = found->second;
+    const AuditCount& level = found->second;
     return (kAgreementPrior * before + level.agreeing * full_before) /
-           (kAgreementPrior + level.answers);
+           (kAgreementPrior + level.audits);
   }
 
  private:
-  struct Level {
-    double answers = 0;
-    double agreeing = 0;
-  };
-  std::map<uint32_t, Level> levels_;
+  std::map<uint32_t, AuditCount> levels_;
 };
 
 }  // namespace withy::policy

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/contract_limits.h"
-#include "policy/call/start_order.h"
 #include "policy/constants.h"
+#include "policy/step/start_order.h"
 
 namespace withy::serving {
 namespace {

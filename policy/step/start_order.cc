@@ -1,4 +1,4 @@
-#include "policy/call/start_order.h"
+#include "policy/step/start_order.h"
 
 #include <algorithm>
 #include <numeric>
