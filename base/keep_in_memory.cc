@@ -4,10 +4,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "base/memory_limits.h"
 
 namespace withy {
 namespace {
+
+std::atomic<bool> kept{false};
 
 bool MayLockAll() {
   rlimit limit{};
@@ -19,7 +23,10 @@ bool MayLockAll() {
 
 bool KeepInMemory(uint64_t bytes) {
   if (bytes > MemoryAllowed() / 2 || !MayLockAll()) return false;
-  return mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
+  kept = mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0;
+  return kept;
 }
+
+bool KeptInMemory() { return kept; }
 
 }  // namespace withy

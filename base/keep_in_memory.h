@@ -11,5 +11,7 @@ namespace withy {
 // will hold. Does nothing and returns false if that is more than half of MemoryAllowed, or if
 // RLIMIT_MEMLOCK limits the process (root is exempt): later mappings would then fail.
 bool KeepInMemory(uint64_t bytes);
+// Whether it has locked this process's memory. Any thread.
+bool KeptInMemory();
 
 }  // namespace withy

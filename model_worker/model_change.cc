@@ -2,6 +2,8 @@
 
 #include <grpcpp/support/server_callback.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -11,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "base/thread_role.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/model/bundle.h"
 #include "rpc/daemon.h"
@@ -28,7 +31,8 @@ std::optional<v1::ModelChoice> ChoiceOf(const v1::Config& config) {
   const auto choice = ReadModelChoice(config.state_dir());
   if (!choice.ok()) spdlog::warn("{}", std::string(choice.status().message()));
   if (!choice.ok() || !choice->has_value()) return std::nullopt;
-  if ((*choice)->path() != config.model().path()) return std::nullopt;
+  const bool failed = (*choice)->begun() && !(*choice)->served();
+  if (failed || (*choice)->path() != config.model().path()) return std::nullopt;
   return **choice;
 }
 
@@ -37,16 +41,36 @@ std::string ConfiguredPath(const v1::Config& config) {
   return choice.has_value() ? choice->configured_path() : config.model().path();
 }
 
-// A failure to write it down costs no answers.
-void Write(const v1::Config& config, const v1::ModelChoice& choice) {
+// A failure to write it down costs no answers. False: it was not.
+bool Write(const v1::Config& config, const v1::ModelChoice& choice) {
   const absl::Status written = WriteModelChoice(config.state_dir(), choice);
   if (!written.ok()) spdlog::warn("{}", std::string(written.message()));
+  return written.ok();
+}
+
+// A choice of just now that was written for another configured model, as where the configuration
+// has come to name what was chosen before: from now on it is for this one.
+absl::Status AdoptChoice(const v1::Config& config) {
+  auto choice = ReadModelChoice(config.state_dir());
+  if (!choice.ok() || !choice->has_value() || (*choice)->begun() ||
+      (*choice)->path() == config.model().path()) {
+    return absl::OkStatus();
+  }
+  (*choice)->set_configured_path(config.model().path());
+  if (!Write(config, **choice)) return absl::OkStatus();
+  return WithReason(absl::AbortedError("a model was chosen for another configuration"),
+                    rpc::kBeginAnew);
 }
 
 }  // namespace
 
 ModelChange::ModelChange(Parts parts) : parts_(std::move(parts)), thread_(/*limit=*/1) {}
-ModelChange::~ModelChange() { ending_ = true; }
+ModelChange::~ModelChange() { End(); }
+
+void ModelChange::End() {
+  ended_ = true;
+  cancel_ = true;
+}
 
 std::string ModelChange::wish() const {
   const absl::MutexLock lock(&mutex_);
@@ -63,7 +87,7 @@ absl::Status ModelChange::Choose(const std::string& path,
   }
   engine::ThreadPool pool(1);  // the present model has the other cores
   WITHY_RETURN_IF_ERROR(engine::PackBundle(file, engine::PackedDir(parts_.config.state_dir()), pool,
-                                           on_packed, &ending_));
+                                           on_packed, &cancel_));
   if (file != choice.configured_path()) choice.set_path(file);
   WITHY_RETURN_IF_ERROR(WriteModelChoice(parts_.config.state_dir(), choice));
   const absl::MutexLock lock(&mutex_);
@@ -78,7 +102,13 @@ grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
     queue->Close(absl::AbortedError("another change of the model is under way: try again later"));
     return queue->reactor();
   }
+  cancel_ = ended_.load();
+  queue->OnCancelled([this] { cancel_ = true; });
   const bool posted = thread_.Post([this, queue, path = request.path()] {
+    // The present model goes before.
+    SetThreadRole(ThreadRole::kComputes);
+    constexpr int kLowest = 19;
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kLowest);
     const absl::Status chosen = Choose(path, [&queue](double packed) {
       if (!queue->HasRoom()) return;
       v1::UseModelResponse response;
@@ -103,21 +133,25 @@ grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
     const v1::Config& config,
     const std::function<absl::StatusOr<std::unique_ptr<engine::ServedModel>>()>& open) {
+  WITHY_RETURN_IF_ERROR(AdoptChoice(config));
   std::optional<v1::ModelChoice> choice = ChoiceOf(config);
   if (!choice.has_value() || choice->served()) return open();
   choice->set_begun(true);
   Write(config, *choice);
   auto model = open();
-  if (absl::IsResourceExhausted(model.status())) return model;  // it will be tried again
   if (model.ok()) {
     spdlog::info("{} was chosen in place of {}", choice->path(), choice->configured_path());
     choice->set_served(true);
     Write(config, *choice);
     return model;
   }
+  if (absl::IsResourceExhausted(model.status())) {  // it will be tried again
+    choice->set_begun(false);
+    Write(config, *choice);
+    return model;
+  }
   choice->set_failure(std::string(model.status().message()));
-  Write(config, *choice);
-  return WithReason(model.status(), rpc::kBeginAnew);
+  return Write(config, *choice) ? WithReason(model.status(), rpc::kBeginAnew) : model.status();
 }
 
 std::string RefusedChoice(const v1::Config& config) {

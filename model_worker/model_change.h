@@ -41,6 +41,9 @@ class ModelChange {
   // Answers UseModel.
   grpc::ServerWriteReactor<v1::UseModelResponse>* Use(grpc::CallbackServerContext* context,
                                                       const v1::UseModelRequest& request);
+  // Ends a file's packing, and that of every later request: before the server is shut down, which
+  // waits for its streams.
+  void End();
   // "changes to FILE" once a choice is written; empty: none is.
   std::string wish() const;
 
@@ -48,7 +51,8 @@ class ModelChange {
   absl::Status Choose(const std::string& path, const std::function<void(double packed)>& on_packed);
 
   const Parts parts_;
-  std::atomic<bool> ending_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> cancel_{false};  // the packing that is under way
   std::atomic<bool> busy_{false};
   mutable absl::Mutex mutex_;
   std::string wish_ ABSL_GUARDED_BY(mutex_);

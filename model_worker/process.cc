@@ -223,6 +223,7 @@ class ModelWorker final : public rpc::Process {
 
   void Drain(absl::Duration grace) override {
     draining_ = true;
+    change_->End();
     server_->SetServing(false);
     scheduler_->Drain(grace);
     leases_->Stop();
@@ -231,7 +232,9 @@ class ModelWorker final : public rpc::Process {
 
   std::vector<std::string> addresses() const override { return server_->addresses(); }
 
-  bool MakesProgress() override { return scheduler_->MakesProgress(); }
+  bool MakesProgress() override {
+    return model_->bundle.model->Wakes() || scheduler_->MakesProgress();
+  }
   int64_t PieceNanos() override { return scheduler_->PieceNanos(); }
   std::string MustBeginAnew() override { return change_->wish(); }
   absl::Status MustRestart() override {

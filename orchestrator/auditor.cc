@@ -215,6 +215,7 @@ int64_t Auditor::AuditNext() {
 bool Auditor::Audit(const std::string& app_id, Sample* sample) {
   while (!sample->levels.empty()) {
     absl::Status asked;
+    const bool scores = sample->full.has_value() && sample->key.measure == AuditMeasure::kTokens;
     if (!sample->full.has_value()) {
       absl::StatusOr<std::string> answer = Answer(sample->run, policy::kFullPercent);
       asked = answer.status();
@@ -230,7 +231,7 @@ bool Auditor::Audit(const std::string& app_id, Sample* sample) {
       }
     }
     if (absl::IsCancelled(asked)) return false;
-    if (absl::IsResourceExhausted(asked)) return true;
+    if (scores && absl::IsResourceExhausted(asked)) return true;
     if (!asked.ok()) sample->levels.clear();
   }
   return false;

@@ -32,6 +32,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "base/thread_role.h"
 #include "rpc/error_reason.h"
 #include "rpc/process_watch.h"
 #include "rpc/start_tries.h"
@@ -268,15 +269,15 @@ int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) 
     }
     const int signal = sigtimedwait(&signals, nullptr, &period);
     if (signal > 0 && EndsProcess(signal)) return signal;
-    if (const absl::Status why = process->MustRestart(); !why.ok()) {
-      spdlog::error("starts anew: {}", std::string(why.message()));
-      sd_notifyf(0, "STATUS=starts anew: %s", std::string(why.message()).c_str());
-      return kCreateAnew;
-    }
     if (const std::string why = process->MustBeginAnew(); !why.empty()) {
       spdlog::info("{}: finishing running calls, then begins anew", why);
       sd_notifyf(0, "STATUS=%s: finishing running calls", why.c_str());
       return kNewProgram;
+    }
+    if (const absl::Status why = process->MustRestart(); !why.ok()) {
+      spdlog::error("starts anew: {}", std::string(why.message()));
+      sd_notifyf(0, "STATUS=starts anew: %s", std::string(why.message()).c_str());
+      return kCreateAnew;
     }
     TellReadiness(process->WhyNotReady(), &not_ready);
     const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
@@ -319,7 +320,10 @@ void Stop(std::unique_ptr<Process> process, absl::Duration grace, int exit_code)
 // if that is impossible.
 void BeginAnew(char** argv) {
   close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
-  execv("/proc/self/exe", argv);
+  SetThreadRole(ThreadRole::kComputes);  // as a program begins
+  std::error_code ignored;
+  execv(std::filesystem::read_symlink("/proc/self/exe", ignored).c_str(), argv);
+  execv("/proc/self/exe", argv);  // the file was replaced
   spdlog::error("cannot begin anew: {}", std::string(ErrnoError("execv").message()));
 }
 
@@ -437,6 +441,7 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   while (signal == kCreateAnew) {
     Stop(*std::move(process), absl::ZeroDuration(), kFailed);
     process = Start(signals, name, *config, create);
+    if (!process.ok()) BeginAnewIfAsked(process.status(), argv);
     if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
     signal = WaitForSignal(signals, process->get(), tries);
   }

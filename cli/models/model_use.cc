@@ -40,6 +40,18 @@ absl::StatusOr<v1::GetWorkerInfoResponse> WaitForNext(Client& client, uint64_t b
   }
 }
 
+// A file that is here, and that the worker does not find or may not read.
+absl::Status WithPlace(const absl::Status& error, const std::string& path) {
+  std::error_code ignored;
+  const bool hidden = absl::IsNotFound(error) || absl::IsPermissionDenied(error);
+  if (!hidden || !fs::exists(path, ignored)) return error;
+  return absl::Status(
+      error.code(),
+      absl::StrCat(error.message(),
+                   ": the file is there, but model_worker cannot see it; put it "
+                   "outside of /home, /root and /tmp, readable for the worker's user"));
+}
+
 // The packed files that the configuration, or a choice, has a use for.
 std::set<std::string> UsedPacked(const v1::Config& config) {
   std::set<std::string> sources = {config.model().path(), config.draft().path()};
@@ -49,7 +61,10 @@ std::set<std::string> UsedPacked(const v1::Config& config) {
   }
   std::set<std::string> packed;
   const std::string dir = engine::PackedDir(config.state_dir());
-  for (const std::string& source : sources) packed.insert(engine::PackedPath(source, dir));
+  for (const std::string& source : sources) {
+    std::error_code ignored;
+    packed.insert({engine::PackedPath(source, dir), fs::weakly_canonical(source, ignored)});
+  }
   return packed;
 }
 
@@ -68,7 +83,11 @@ absl::StatusOr<std::vector<PackedModel>> ListPacked(const v1::Config& config) {
     const std::string path = entry.path().string();
     std::error_code gone;
     const uint64_t bytes = entry.file_size(gone);
-    if (path.ends_with(".withy") && !gone) models.push_back({path, bytes, used.contains(path)});
+    if (!path.ends_with(".withy") || gone) continue;
+    std::error_code ignored;
+    const bool in_use =
+        used.contains(path) || used.contains(fs::weakly_canonical(path, ignored).string());
+    models.push_back({path, bytes, in_use});
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     return absl::ErrnoToStatus(error.value(), "cannot list " + dir);
@@ -77,9 +96,9 @@ absl::StatusOr<std::vector<PackedModel>> ListPacked(const v1::Config& config) {
   return models;
 }
 
-// The file, and what is kept beside it.
+// The file, and what is kept beside it, but for its lock: two would hold it otherwise.
 absl::Status Remove(const std::string& path) {
-  for (const char* beside : {"", ".checked", ".source", ".lock"}) {
+  for (const char* beside : {"", ".checked", ".source", ".damaged"}) {
     std::error_code error;
     fs::remove(path + beside, error);
     if (error) return absl::ErrnoToStatus(error.value(), "cannot remove " + path + beside);
@@ -107,7 +126,7 @@ int RunUse(const Args& args) {
       bar.Update(response.packed(), "packing");
     });
   }
-  if (!changes.ok()) return Fail(changes);
+  if (!changes.ok()) return Fail(WithPlace(changes, request.path()));
   const auto after = WaitForNext(**client, before->instance());
   if (!after.ok()) return Fail(after.status());
   if (!configured && after->model_path() != request.path()) {

@@ -256,10 +256,12 @@ class Model {
   // is the one that will run all later passes. See ThreadPool::PinThreads.
   virtual bool PinThreads() = 0;
 
-  // Gives the memory of the weights back until the next Begin, which reads them anew. Weights that
-  // are streamed, or on a GPU, stay. Returns whether it did. Of the thread of the passes, while no
-  // pass is under way.
+  // Gives the memory of the weights back until the next Begin, which reads them anew (UNAVAILABLE
+  // if that fails: ModelOptions::on_lost). Weights that are streamed, or on a GPU, stay. Returns
+  // whether it did. Of the thread of the passes, while no pass is under way.
   virtual bool Rest() { return false; }
+  // Whether Begin reads weights anew just now, which may take long. Any thread.
+  virtual bool Wakes() const { return false; }
 
   // What weights take and what reading them has taken so far; all zero if none are streamed. Any
   // thread.

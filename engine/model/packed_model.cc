@@ -82,11 +82,17 @@ WeightStreamStats PackedModel::weight_stats() const {
 
 bool PackedModel::Rest() { return stream_ == nullptr && !on_gpu_ && file_->Rest(); }
 
+absl::Status PackedModel::Wake() {
+  wakes_ = true;
+  const absl::Status awake = file_->Wake();
+  wakes_ = false;
+  if (awake.ok()) return awake;
+  if (on_lost_) on_lost_(awake);
+  return absl::UnavailableError(awake.message());  // opened again, the model may have them
+}
+
 absl::StatusOr<std::unique_ptr<Pass>> PackedModel::Begin(const Batch& batch, float* logits) {
-  if (const absl::Status awake = file_->Wake(); !awake.ok()) {
-    if (on_lost_) on_lost_(awake);
-    return awake;
-  }
+  WITHY_RETURN_IF_ERROR(Wake());
   if (idle_.empty()) {
     idle_.push_back(std::make_unique<PlannedPass>(
         facts_, info_, executor_->NewRun(), max_piece_rows_, layer_tap_ != nullptr, stream_.get()));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,7 @@ class PackedModel : public Model {
   int32_t piece_rows() const override { return std::min(executor_->piece_rows(), max_piece_rows_); }
   bool PinThreads() override { return executor_->PinThreads(); }
   bool Rest() override;
+  bool Wakes() const override { return wakes_; }
   WeightStreamStats weight_stats() const override;
   std::string packed_path() const override { return file_->path(); }
   bool weights_in_memory() const override { return stream_ == nullptr && file_->in_memory(); }
@@ -40,6 +42,7 @@ class PackedModel : public Model {
 
   PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts, const ModelOptions& options);
   absl::Status PlaceWeights(const ModelOptions& options);
+  absl::Status Wake();
 
   const std::unique_ptr<PackedFile> file_;
   const ModelFacts facts_;
@@ -47,6 +50,7 @@ class PackedModel : public Model {
   int32_t max_piece_rows_;  // 0: the executor's
   const std::function<void(const absl::Status&)> on_lost_;
   bool on_gpu_ = false;
+  std::atomic<bool> wakes_{false};
   const ModelInfo info_;
   std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
   std::unique_ptr<Executor> executor_;

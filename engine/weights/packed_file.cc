@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
+#include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 
@@ -257,16 +258,25 @@ absl::Status PackedFile::ReadData(HugeMemory* memory) const {
 }
 
 bool PackedFile::Rest() {
+  rests_ = true;
   if (in_memory()) return rests_ = memory_.GiveBack().ok();
-  munlock(bytes_.data() + trailer_.data.offset, trailer_.data.bytes);
+  const std::byte* const data = bytes_.data() + trailer_.data.offset;
+  munlock(data, trailer_.data.bytes);
   ForgetData();
+  if (KeptInMemory()) (void)mlock2(data, trailer_.data.bytes, MLOCK_ONFAULT);
   return true;
 }
 
 absl::Status PackedFile::Wake() {
   if (!rests_) return absl::OkStatus();
-  WITHY_RETURN_IF_ERROR(ReadData(&memory_));
-  memory_.Lock();
+  if (in_memory()) {
+    WITHY_RETURN_IF_ERROR(ReadData(&memory_));
+    if (KeptInMemory()) memory_.Lock();
+  } else {
+    // Linux 5.14 and later; before that a pass waits for its pages.
+    std::byte* const data = const_cast<std::byte*>(bytes_.data()) + trailer_.data.offset;
+    madvise(data, trailer_.data.bytes, MADV_POPULATE_READ);
+  }
   rests_ = false;
   return absl::OkStatus();
 }

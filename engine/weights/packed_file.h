@@ -106,7 +106,7 @@ class PackedFile {
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
   HugeMemory memory_;                 // holds the data section after MoveToMemory
-  bool rests_ = false;                // memory_ has been given back
+  bool rests_ = false;                // after Rest
   PackedTrailer trailer_;
   std::vector<std::byte> table_;
   std::vector<std::byte> metadata_bytes_;

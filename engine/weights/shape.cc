@@ -141,8 +141,12 @@ class ShapeReader {
   absl::Status ReadWindows() {
     const std::string key = keys_.Key("attention.sliding_window");
     WITHY_ASSIGN_OR_RETURN(const int64_t window, file_.GetIntOr(key, architecture_->window));
-    if (window <= 0 || window >= shape_.context_length) return absl::OkStatus();
-    const auto tokens = static_cast<int32_t>(window);
+    // Layers of a pattern may differ by more than what they see.
+    const bool hides = window < shape_.context_length;
+    if (window <= 0 || (!hides && architecture_->window_rule != WindowRule::kPattern)) {
+      return absl::OkStatus();
+    }
+    const auto tokens = static_cast<int32_t>(std::min<int64_t>(window, shape_.context_length));
     WITHY_RETURN_IF_ERROR(RequireContext(key, tokens));
     if (architecture_->window_rule == WindowRule::kShortensContext) {
       shape_.context_length = tokens;

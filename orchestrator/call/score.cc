@@ -1,5 +1,6 @@
 #include "orchestrator/call/score.h"
 
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "orchestrator/call/validate.h"
 
@@ -8,6 +9,7 @@ namespace {
 
 // How soon a call notices that its client has left.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
+constexpr int kTries = 3;
 
 }  // namespace
 
@@ -25,7 +27,18 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
         "leave model empty, or compare files with `withyctl score FILE --model A --against B`");
   }
   WITHY_RETURN_IF_ERROR(AwaitAudit(control));
-  const absl::Status scored = backends_.Score(request, control, on_message);
+  bool told = false;
+  const auto tell = [&](v1::ScoreResponse& message) {
+    told = true;
+    return on_message(message);
+  };
+  absl::Status scored = backends_.Score(request, control, tell);
+  // An audit that was stopped leaves its place a moment later.
+  for (int i = 0; i < kTries && absl::IsResourceExhausted(scored) && !told; ++i) {
+    absl::SleepFor(kLook);
+    scored = control.Check();
+    if (scored.ok()) scored = backends_.Score(request, control, tell);
+  }
   absl::MutexLock lock(&mutex_);
   --callers_;
   return scored;

@@ -139,10 +139,15 @@ TEST_F(ModelUseTest, AChoiceThatDoesNotOpenIsGivenUpForTheConfiguredModel) {
   WriteChoice(of_slow + other_ + "\" begun: true served: true");
   Restart();
   WaitFor(other_);
-  // A choice for another configuration does not hold; nor does a damaged one.
-  WriteChoice("configured_path: \"/another.gguf\" path: \"" + other_ + "\"");
+  // A choice for another configuration does not hold, unless it is of just now; nor does a damaged
+  // one.
+  const std::string of_another = "configured_path: \"/another.gguf\" path: \"" + other_ + "\"";
+  WriteChoice(of_another + " begun: true served: true");
   Restart();
   WaitFor(slow_);
+  WriteChoice(of_another);
+  Restart();
+  WaitFor(other_);
   WriteChoice("path {");
   Restart();
   EXPECT_EQ(WaitFor(slow_).refused_model(), "");
