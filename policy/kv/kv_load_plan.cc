@@ -8,7 +8,7 @@
 namespace withy::policy {
 namespace {
 
-constexpr double kMebibyte = 1 << 20;
+constexpr double kBytesPerMib = 1 << 20;
 
 // When a side would be done with more work.
 struct SideForecast {
@@ -87,7 +87,7 @@ double LoadCosts::RecomputeMs(const MissingChunk& chunk) const {
 
 double LoadCosts::ReadMs(const MissingChunk& chunk) const {
   if (chunk.stored_bytes == 0) return std::numeric_limits<double>::infinity();
-  return read_mib_ms * static_cast<double>(chunk.stored_bytes) / kMebibyte;
+  return read_mib_ms * static_cast<double>(chunk.stored_bytes) / kBytesPerMib;
 }
 
 void LoadCosts::ScaleRecompute(double factor) {
