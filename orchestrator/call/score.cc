@@ -8,8 +8,8 @@ namespace withy::orchestrator {
 namespace {
 
 // How soon a call notices that its client has left.
-constexpr absl::Duration kLook = absl::Milliseconds(100);
-constexpr int kTries = 3;
+constexpr absl::Duration kScoreLook = absl::Milliseconds(100);
+constexpr int kScoreTries = 3;
 
 }  // namespace
 
@@ -34,8 +34,8 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
   };
   absl::Status scored = backends_.Score(request, control, tell);
   // An audit that was stopped leaves its place a moment later.
-  for (int i = 0; i < kTries && absl::IsResourceExhausted(scored) && !told; ++i) {
-    absl::SleepFor(kLook);
+  for (int i = 0; i < kScoreTries && absl::IsResourceExhausted(scored) && !told; ++i) {
+    absl::SleepFor(kScoreLook);
     scored = control.Check();
     if (scored.ok()) scored = backends_.Score(request, control, tell);
   }
@@ -48,7 +48,7 @@ absl::Status TextScores::AwaitAudit(CallControl& control) {
   const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !auditing_; };
   absl::MutexLock lock(&mutex_);
   ++callers_;
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kScoreLook)) {
     const absl::Status ended = control.Check();
     if (ended.ok()) continue;
     --callers_;
@@ -79,7 +79,7 @@ absl::StatusOr<v1::ScoreResult> TextScores::ScoreForAudit(const v1::ScoreRequest
 bool TextScores::AwaitTurn(CallControl& control) {
   const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !tokens_wanted_; };
   absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kLook)) {
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&free), kScoreLook)) {
     if (!control.Check().ok()) return false;
   }
   tokens_wanted_ = true;

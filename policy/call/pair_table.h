@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "policy/call/agreement.h"
@@ -21,7 +22,11 @@ namespace withy::policy {
 struct LevelPair {
   uint32_t prompt_percent = kFullPercent;
   uint32_t level_percent = kFullPercent;
-  auto operator<=>(const LevelPair&) const = default;
+  bool operator==(const LevelPair&) const = default;
+  bool operator<(const LevelPair& other) const {
+    return std::pair(prompt_percent, level_percent) <
+           std::pair(other.prompt_percent, other.level_percent);
+  }
 };
 
 struct PairChance {
