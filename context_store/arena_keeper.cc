@@ -5,36 +5,22 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <set>
-#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "base/status.h"
-#include "context_store/arena/arena.h"
 
 namespace withy::context_store {
 namespace {
-
-// A process that has begun anew (rpc/daemon.h) keeps its id and its start, and has no arena mapped.
-bool MayMapArena(pid_t pid) {
-  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
-  if (!maps) return true;
-  for (std::string line; std::getline(maps, line);) {
-    if (absl::StrContains(line, kArenaName)) return true;
-  }
-  return false;
-}
 
 bool StillRuns(const WorkerRecord& worker) {
   const auto pid = static_cast<pid_t>(worker.pid);
   // If we may not read a process's /proc entry (another user's), it counts as the same process
   // while its pid is in use.
   if (worker.start_ticks == 0) return kill(pid, 0) == 0 || errno == EPERM;
-  return ProcessStartTicks(pid) == worker.start_ticks && MayMapArena(pid);
+  return ProcessStartTicks(pid) == worker.start_ticks;
 }
 
 absl::Status CheckIdentities(const std::unordered_set<std::string>& public_chunks) {

@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(uint64_t bytes, UniqueFd ke
     arena->fd_ = std::move(kept);
     arena->recovered_ = true;
   } else {
-    WITHY_ASSIGN_OR_RETURN(arena->fd_, CreateSealedMemfd(kArenaName, file_bytes));
+    WITHY_ASSIGN_OR_RETURN(arena->fd_, CreateSealedMemfd("withy-kv-arena", file_bytes));
   }
   WITHY_ASSIGN_OR_RETURN(arena->memory_, SharedMemory::Map(arena->fd_.get(), file_bytes,
                                                            SharedMemory::Access::kReadWrite));

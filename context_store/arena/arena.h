@@ -23,9 +23,6 @@
 
 namespace withy::context_store {
 
-// Name of the arena's memfd, as /proc/PID/maps shows it.
-inline constexpr char kArenaName[] = "withy-kv-arena";
-
 // Lives as long as the process. lease_table.h decides who owns a slot's bytes.
 class Arena {
  public:
