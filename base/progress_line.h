@@ -13,8 +13,8 @@
 
 namespace withy {
 
-// "[####      ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min for the whole". `share` of the whole
-// is in 0..1. Without `all_s` only the stage's time is given; without both, that it is being
+// "[####      ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min for the whole". `share` of the
+// whole is in 0..1. Without `all_s` only the stage's time is given; without both, that it is being
 // measured.
 std::string ProgressText(std::string_view what, double share, std::optional<double> stage_s,
                          std::optional<double> all_s);
