@@ -196,8 +196,9 @@ TEST(DurationTextTest, SaysNoMoreThanIsKnown) {
 }
 
 TEST(ProgressTextTest, SaysWhatIsLeftOfTheStageAndOfAll) {
-  EXPECT_EQ(ProgressText("level 80 %, recovery", 0.379, 720, 5 * 3600 + 600),
-            "[#######             ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min for the whole");
+  EXPECT_EQ(
+      ProgressText("level 80 %, recovery", 0.379, 720, 5 * 3600 + 600),
+      "[#######             ]  37 % level 80 %, recovery: 12 min left, 5 h 10 min for the whole");
   EXPECT_EQ(ProgressText("words", 0, std::nullopt, std::nullopt),
             "[                    ]   0 % words: measuring");
   EXPECT_EQ(ProgressText("words", 1, 0.0, 0.0), "[####################] 100 % words: done");
