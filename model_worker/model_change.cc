@@ -88,6 +88,7 @@ absl::Status ModelChange::Choose(const std::string& path,
   engine::ThreadPool pool(1);  // the present model has the other cores
   WITHY_RETURN_IF_ERROR(engine::PackBundle(file, engine::PackedDir(parts_.config.state_dir()), pool,
                                            on_packed, &cancel_));
+  if (cancel_) return absl::CancelledError("the change was given up");
   if (file != choice.configured_path()) choice.set_path(file);
   WITHY_RETURN_IF_ERROR(WriteModelChoice(parts_.config.state_dir(), choice));
   const absl::MutexLock lock(&mutex_);
@@ -102,7 +103,8 @@ grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
     queue->Close(absl::AbortedError("another change of the model is under way: try again later"));
     return queue->reactor();
   }
-  cancel_ = ended_.load();
+  cancel_ = false;
+  if (ended_) cancel_ = true;
   queue->OnCancelled([this] { cancel_ = true; });
   const bool posted = thread_.Post([this, queue, path = request.path()] {
     // The present model goes before.
@@ -126,7 +128,10 @@ grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
     }
     queue->Close(chosen);
   });
-  if (!posted) queue->Close(absl::AbortedError("another change has just ended: try again"));
+  if (!posted) {
+    busy_ = false;
+    queue->Close(absl::AbortedError("another change has just ended: try again"));
+  }
   return queue->reactor();
 }
 
