@@ -39,6 +39,7 @@ class ShapeReader {
     // RoPE turns the elements of a head, whose size needs the model's width.
     if (note(ReadSizes()) && note(ReadHeads()) && note(ReadWindows()) && note(ReadScales())) {
       note(ReadRope(keys_, *architecture_, &shape_));
+      ForgetWindowsThatHideNothing();
     }
     note(ReadVocabulary());
     WITHY_RETURN_IF_ERROR(JoinProblems(problems));
@@ -141,7 +142,7 @@ class ShapeReader {
   absl::Status ReadWindows() {
     const std::string key = keys_.Key("attention.sliding_window");
     WITHY_ASSIGN_OR_RETURN(const int64_t window, file_.GetIntOr(key, architecture_->window));
-    // Layers of a pattern may differ by more than what they see.
+    // Layers of a pattern may have another RoPE, too.
     const bool hides = window < shape_.context_length;
     if (window <= 0 || (!hides && architecture_->window_rule != WindowRule::kPattern)) {
       return absl::OkStatus();
@@ -161,6 +162,12 @@ class ShapeReader {
     const bool any = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
     if (!any) shape_.windows.clear();
     return absl::OkStatus();
+  }
+
+  // After the RoPE, which may be another one in layers with such a window.
+  void ForgetWindowsThatHideNothing() {
+    const auto hides = [&](int32_t window) { return window > 0 && window < shape_.context_length; };
+    if (std::none_of(shape_.windows.begin(), shape_.windows.end(), hides)) shape_.windows.clear();
   }
 
   // Which layers have a window: one value for each, or a period whose last layer has none.

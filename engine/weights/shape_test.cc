@@ -171,6 +171,16 @@ TEST(ShapeTest, AWindowIsOfEveryLayerOrOfAPattern) {
               })->windows.empty());
 }
 
+TEST(ShapeTest, AWindowAsLongAsTheContextLeavesItsLayersTheirRope) {
+  const auto gemma = ShapeOf("gemma3", [](GgufWriter& w) {
+    w.Set<uint32_t>("gemma3.attention.sliding_window", 512);
+    w.Set<float>("gemma3.rope.freq_base", 1e6f);
+  });
+  ASSERT_TRUE(gemma.ok()) << gemma.status();
+  EXPECT_TRUE(gemma->windows.empty());
+  EXPECT_EQ(gemma->ropes, (std::vector<int8_t>{1, 1, 1, 1, 1, 0}));
+}
+
 TEST(ShapeTest, LayersHaveTheRopeOfTheirArchitecture) {
   EXPECT_EQ(ShapeOf("smollm3", [](GgufWriter&) {})->ropes,
             (std::vector<int8_t>{0, 0, 0, -1, 0, 0}));
