@@ -94,10 +94,11 @@ auto Quality(const Candidate& candidate) {
 }
 
 // The best that meets the targets, else null.
-const Candidate* BestMeeting(const std::vector<Candidate>& candidates, const CallTargets& targets) {
+const Candidate* BestMeeting(const std::vector<const Candidate*>& candidates,
+                             const CallTargets& targets) {
   std::vector<const Candidate*> meeting;
-  for (const Candidate& candidate : candidates) {
-    if (MeetsPrediction(targets, candidate.predicted)) meeting.push_back(&candidate);
+  for (const Candidate* candidate : candidates) {
+    if (MeetsPrediction(targets, candidate->predicted)) meeting.push_back(candidate);
   }
   const Candidate* best = nullptr;
   for (const Candidate* candidate : meeting) {
@@ -133,15 +134,32 @@ struct Choice {
   std::string explanation;
 };
 
+// Those that are as likely to be in time as an SLO asks; if there are none, those that are
+// likeliest.
+std::vector<const Candidate*> Surest(const std::vector<Candidate>& candidates, const Odds& odds) {
+  double most = 0;
+  for (const Candidate& candidate : candidates) {
+    most = std::max(most, odds.InTime(candidate.predicted));
+  }
+  std::vector<const Candidate*> surest;
+  for (const Candidate& candidate : candidates) {
+    if (odds.InTime(candidate.predicted) >= std::min(most, kSureEnough)) {
+      surest.push_back(&candidate);
+    }
+  }
+  return surest;
+}
+
 // The candidate to run; null: none meets even what the tolerance allows, or promises anything.
 const Candidate* Best(const std::vector<Candidate>& allowed, const CallTargets& targets,
                       const Odds& odds) {
   const CallTargets& judged = odds.judged;
   if (const Candidate* promising = MostPromising(allowed, odds)) return promising;
-  const Candidate* full = &allowed.back();
-  if (MeetsPrediction(judged, full->predicted)) return full;
-  const Candidate* exact = BestMeeting(allowed, targets);
-  return exact != nullptr ? exact : BestMeeting(allowed, judged);
+  const std::vector<const Candidate*> surest = Surest(allowed, odds);
+  const Candidate* most = surest.back();
+  if (most == &allowed.back() && MeetsPrediction(judged, most->predicted)) return most;
+  const Candidate* exact = BestMeeting(surest, targets);
+  return exact != nullptr ? exact : BestMeeting(surest, judged);
 }
 
 std::string WhyNotTlm(const DecisionInput& input) {

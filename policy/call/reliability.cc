@@ -12,32 +12,58 @@ Deviation::Deviation(double mean, double standard_deviation) {
     return 0.5 * std::erfc((mean - off) / standard_deviation / std::numbers::sqrt2);
   };
   double below = 0;
-  for (size_t i = 0; i < shares_.size(); ++i) {
-    const bool last = i + 1 == shares_.size();
+  std::array<double, 34>& shares = all_.shares;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const bool last = i + 1 == shares.size();
     const double share = last ? 1 : up_to(kLowest + static_cast<double>(i + 1) * kWidth);
-    shares_[i] = share - below;
+    shares[i] = share - below;
     below = share;
   }
+  recent_ = all_;
 }
 
 // Spread over the neighbours, so that a chance does not jump from one limit to the next.
-void Deviation::Observe(double off, double weight) {
-  const double place = std::clamp((off - kLowest) / kWidth, 0.5, shares_.size() - 0.5) - 0.5;
+void Deviation::Histogram::Add(double off, double weight) {
+  const double place = std::clamp((off - kLowest) / kWidth, 0.5, shares.size() - 0.5) - 0.5;
   const auto at = static_cast<size_t>(place);
   const double next = place - static_cast<double>(at);
-  for (double& share : shares_) share *= 1 - weight;
-  shares_[at] += weight * (1 - next);
-  if (next > 0) shares_[at + 1] += weight * next;
+  for (double& share : shares) share *= 1 - weight;
+  shares[at] += weight * (1 - next);
+  if (next > 0) shares[at + 1] += weight * next;
+}
+
+double Deviation::Histogram::ShareUpTo(double off) const {
+  const double place =
+      std::clamp((off - kLowest) / kWidth, 0.0, static_cast<double>(shares.size()));
+  const auto whole = static_cast<size_t>(place);
+  double share = 0;
+  for (size_t i = 0; i < whole; ++i) share += shares[i];
+  if (whole < shares.size()) share += (place - static_cast<double>(whole)) * shares[whole];
+  return share;
+}
+
+double Deviation::Histogram::ShareNear(double off) const {
+  constexpr double kNever = 0.002;
+  const double place = std::clamp((off - kLowest) / kWidth, 0.0, shares.size() - 1.0);
+  const auto at = static_cast<size_t>(place);
+  const size_t first = at > 0 ? at - 1 : 0;
+  const size_t end = std::min(at + 2, shares.size());
+  double share = 0;
+  for (size_t i = first; i < end; ++i) share += shares[i];
+  return kNever + share / static_cast<double>(end - first);
+}
+
+void Deviation::Observe(double off, double weight) {
+  const double ratio = std::log(recent_.ShareNear(off) / all_.ShareNear(off));
+  recent_is_better_ = kRecentKept * recent_is_better_ +
+                      std::clamp(ratio, -kMostRecentEvidence, kMostRecentEvidence);
+  all_.Add(off, weight);
+  recent_.Add(off, std::max(weight, kRecentDeviationWeight));
 }
 
 double Deviation::ShareUpTo(double off) const {
-  const double place =
-      std::clamp((off - kLowest) / kWidth, 0.0, static_cast<double>(shares_.size()));
-  const auto whole = static_cast<size_t>(place);
-  double share = 0;
-  for (size_t i = 0; i < whole; ++i) share += shares_[i];
-  if (whole < shares_.size()) share += (place - static_cast<double>(whole)) * shares_[whole];
-  return share;
+  const double trust = 1 / (1 + std::exp(kRecentPrior - recent_is_better_));
+  return trust * recent_.ShareUpTo(off) + (1 - trust) * all_.ShareUpTo(off);
 }
 
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms) {
