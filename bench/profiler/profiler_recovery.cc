@@ -122,7 +122,7 @@ absl::StatusOr<RecoveryFigures> MeasureRecovery(ProfiledService& service, Profil
   figures.attainment_before = share(0, change);
   figures.attainable = std::min(figures.attainment_before, lowest.ShareWithin(slo.slo));
   figures.recovery_calls = RecoveryCalls(in_time, change, kWindow, kRecovered * figures.attainable);
-  figures.attainment_after = share(change + figures.recovery_calls, in_time.size());
+  figures.attainment_after = share(change, in_time.size());
   return figures;
 }
 

@@ -28,7 +28,7 @@ struct RecoveryFigures {
   // RecoveryCalls of profiler_figures.h.
   size_t recovery_calls = 0;
   double attainment_before = 0;  // share of calls in time before the change
-  double attainment_after = 0;   // and behind the recovery
+  double attainment_after = 0;   // and of all behind it
   // Share of the control's calls at the lowest level that are in time behind the change, at most
   // what was before: no decision does better.
   double attainable = 0;

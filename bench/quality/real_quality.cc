@@ -14,6 +14,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/program_flags.h"
 #include "base/status.h"
@@ -31,6 +32,9 @@ ABSL_FLAG(std::string, source, ".", "the project's directory: its documents are 
 ABSL_FLAG(int, tokens, 4096, "tokens of the text that are computed, from its begin");
 ABSL_FLAG(int, window, 512, "tokens of a window, of which the second half is scored");
 ABSL_FLAG(bool, kv, true, "also the full level behind KV of other formats than 8 bits");
+ABSL_FLAG(std::vector<std::string>, contestants, {},
+          "NAME=FILE.gguf of models that are asked the same, with or without levels, with commas "
+          "between them");
 ABSL_FLAG(
     std::vector<std::string>, choices, {},
     "files of multiple-choice questions (ARC, HellaSwag, PIQA, BoolQ, WinoGrande as published, "
@@ -70,24 +74,24 @@ struct Way {
   engine::ScoreContestant contestant;
 };
 
-// The reference, if there is one; then the levels, from the full one down; then the full level
-// behind KV of each format.
-std::vector<Way> WaysOf(engine::Model& model, engine::Model* reference) {
-  std::vector<Way> ways;
-  if (reference != nullptr) ways.push_back({"reference", {.model = reference}});
+// The levels, from the full one down; a model without levels is one way.
+void AddLevels(const std::string& name, engine::Model& model, std::vector<Way>* ways) {
   const std::vector<engine::LevelInfo>& levels = model.info().levels;
-  for (size_t level = levels.size(); level-- > 0;) {
-    ways.push_back({absl::StrCat("level_", levels[level].percent),
-                    {.model = &model, .level = static_cast<int32_t>(level)}});
+  if (levels.size() < 2) ways->push_back({name, {.model = &model}});
+  for (size_t level = levels.size() < 2 ? 0 : levels.size(); level-- > 0;) {
+    ways->push_back({absl::StrCat(name, name.empty() ? "" : "_", "level_", levels[level].percent),
+                     {.model = &model, .level = static_cast<int32_t>(level)}});
   }
-  if (!absl::GetFlag(FLAGS_kv)) return ways;
+}
+
+// The full level behind KV of each format but 8 bits, which all others have.
+void AddKvFormats(engine::Model& model, std::vector<Way>* ways) {
   for (const auto& [key, format] : {std::pair{"kv_16bit", engine::KvFormat::kF16},
                                     {"kv_4bit", engine::KvFormat::kQ4},
                                     {"kv_4_2bit", engine::KvFormat::kQ4Q2},
                                     {"kv_2bit", engine::KvFormat::kQ2}}) {
-    ways.push_back({key, {.model = &model, .kv_format = format}});
+    ways->push_back({key, {.model = &model, .kv_format = format}});
   }
-  return ways;
 }
 
 std::vector<engine::ScoreContestant> ContestantsOf(const std::vector<Way>& ways) {
@@ -108,7 +112,7 @@ absl::Status ScoreText(const std::vector<Way>& ways, const engine::Tokenizer& to
   }
   const std::vector<engine::TextScore> scores = scorer->Scores();
   (*line)["tokens"] = scores.front().losses.size();
-  std::fprintf(stderr, "\r%-12s %10s %12s %12s   %zu tokens scored\n", "", "perplexity",
+  std::fprintf(stderr, "\r%-24s %10s %12s %12s   %zu tokens scored\n", "", "perplexity",
                "same top-1", "KL, nats", scores.front().losses.size());
   for (size_t i = 0; i < scores.size(); ++i) {
     const engine::TextScore& score = scores[i];
@@ -117,7 +121,7 @@ absl::Status ScoreText(const std::vector<Way>& ways, const engine::Tokenizer& to
       (*line)[ways[i].key + "_top1"] = score.agreed_share;
       (*line)[ways[i].key + "_kl"] = score.divergence;
     }
-    std::fprintf(stderr, "%-12s %10.3f %12.4f %12.5f\n", ways[i].key.c_str(), score.perplexity,
+    std::fprintf(stderr, "%-24s %10.3f %12.4f %12.5f\n", ways[i].key.c_str(), score.perplexity,
                  i == 0 ? 1.0 : score.agreed_share, i == 0 ? 0.0 : score.divergence);
   }
   return absl::OkStatus();
@@ -139,13 +143,13 @@ absl::Status ScoreChoices(const std::string& path, const std::vector<Way>& ways,
   const std::string name = std::filesystem::path(path).stem().string();
   nlohmann::ordered_json& figures = (*line)["choices"][name];
   figures = {{"questions", questions.size()}, {"chance", chance}};
-  std::fprintf(stderr, "\r%-12s %10s %12s %12s   %s, %zu questions, chance %.3f\n", "", "right",
+  std::fprintf(stderr, "\r%-24s %10s %12s %12s   %s, %zu questions, chance %.3f\n", "", "right",
                "by byte", "as first", name.c_str(), questions.size(), chance);
   for (size_t i = 0; i < shares.size(); ++i) {
     figures[ways[i].key + "_right"] = shares[i].right;
     figures[ways[i].key + "_right_norm"] = shares[i].right_norm;
     figures[ways[i].key + "_agreed"] = shares[i].agreed;
-    std::fprintf(stderr, "%-12s %10.3f %12.3f %12.3f\n", ways[i].key.c_str(), shares[i].right,
+    std::fprintf(stderr, "%-24s %10.3f %12.3f %12.3f\n", ways[i].key.c_str(), shares[i].right,
                  shares[i].right_norm, shares[i].agreed);
   }
   return absl::OkStatus();
@@ -166,11 +170,27 @@ absl::Status ScoreLevels() {
                      ": it has no levels: make it elastic with ./withy elasticize, or with an "
                      "overlay (withyctl models overlay)"));
   }
-  std::unique_ptr<engine::Model> reference;
+  std::vector<Way> ways;
+  std::vector<std::unique_ptr<engine::Model>> others;
+  const auto add = [&](const std::string& name, const std::string& path) -> absl::Status {
+    WITHY_ASSIGN_OR_RETURN(others.emplace_back(), engine::Model::Open(path, options));
+    AddLevels(name, *others.back(), &ways);
+    return absl::OkStatus();
+  };
   if (const std::string plain = absl::GetFlag(FLAGS_reference); !plain.empty()) {
-    WITHY_ASSIGN_OR_RETURN(reference, engine::Model::Open(plain, options));
+    WITHY_RETURN_IF_ERROR(add("reference", plain));
   }
-  const std::vector<Way> ways = WaysOf(*bundle.model, reference.get());
+  AddLevels("", *bundle.model, &ways);
+  if (absl::GetFlag(FLAGS_kv)) AddKvFormats(*bundle.model, &ways);
+  for (const std::string& contestant : absl::GetFlag(FLAGS_contestants)) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(contestant, absl::MaxSplits('=', 1));
+    if (parts.first.empty() || parts.second.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--contestants: \"", contestant, "\" is not NAME=FILE.gguf"));
+    }
+    WITHY_RETURN_IF_ERROR(add(parts.first, parts.second));
+  }
   nlohmann::ordered_json line = {{"model", bundle.model->info().name}};
   WITHY_RETURN_IF_ERROR(ScoreText(ways, *bundle.tokenizer, &line));
   for (const std::string& path : absl::GetFlag(FLAGS_choices)) {

@@ -344,9 +344,14 @@ TEST(LatencyLearningTest, EachAppsCallsAreJudgedByItsOwn) {
 TEST(LatencyLearningTest, AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten) {
   LiveCorrection live;
   Observation seen;
-  seen.app = "first";
-  seen.ttft_share = 1.3;
-  for (int i = 0; i < 16; ++i) live = Learn({}, live, seen);
+  for (int i = 0; i < 16; ++i) {
+    seen.app = "first";
+    seen.ttft_share = 1.3;
+    live = Learn({}, live, seen);
+    seen.app = "other";
+    seen.ttft_share = 1;
+    live = Learn({}, live, seen);
+  }
   EXPECT_LT(ChanceWithin(live.ReliabilityOf("first").ttft, 1, 1.15), 0.6);
   EXPECT_LT(ChanceWithin(live.ReliabilityOf("first").ttft, 1, 1.15),
             ChanceWithin(live.ReliabilityOf("none").ttft, 1, 1.15));
