@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "base/utf8.h"
 #include "cli/output.h"
 #include "cli/terminal_text.h"
@@ -19,6 +20,7 @@
 #include "engine/model/bundle.h"
 #include "engine/model/plan_weights.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/weights/types/packed_type.h"
 
 namespace withy::cli {
 namespace {
@@ -40,6 +42,10 @@ void CountTensors(const engine::GgufFile& file, Inspection* out) {
     TypeShare& share = types[std::string(engine::TypeName(tensor.type))];
     share.tensors += 1;
     share.bytes += tensor.bytes;
+    if (const auto packed = engine::PackedChoiceFor(tensor.type); packed.ok()) {
+      const absl::string_view accuracy = ToAbsl(engine::AccuracyText(packed->accuracy));
+      share.packed_as = absl::StrCat(engine::WeightTypeName(packed->type), ", ", accuracy);
+    }
     const bool lora = tensor.name.starts_with("withy.lora.");
     if (!lora) out->parameters += static_cast<uint64_t>(tensor.elements());
   }
@@ -272,8 +278,9 @@ std::string InspectionText(const Inspection& in) {
     AddLevels(in, &rows);
   }
   for (const TypeShare& share : in.types) {
-    rows.push_back({"weights", absl::StrCat(share.type, ": ", share.tensors, " tensors, ",
-                                            Bytes(share.bytes))});
+    rows.push_back(
+        {"weights", absl::StrCat(share.type, ": ", share.tensors, " tensors, ", Bytes(share.bytes),
+                                 share.packed_as.empty() ? "" : "; packed as ", share.packed_as)});
   }
   rows.push_back({"served", !in.problems.empty() ? "no"
                             : in.tlm ? "as the TLM: for orchestrator.tlm_path, not for model.path"
@@ -297,7 +304,10 @@ std::string InspectionText(const Inspection& in) {
 std::string InspectionJson(const Inspection& in) {
   nlohmann::json types = nlohmann::json::array();
   for (const TypeShare& share : in.types) {
-    types.push_back({{"type", share.type}, {"tensors", share.tensors}, {"bytes", share.bytes}});
+    types.push_back({{"type", share.type},
+                     {"tensors", share.tensors},
+                     {"bytes", share.bytes},
+                     {"packed_as", share.packed_as}});
   }
   std::vector<int32_t> percents;
   for (const engine::LevelSpec& level : in.levels.levels) percents.push_back(level.percent);

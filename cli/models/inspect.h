@@ -19,6 +19,7 @@ namespace withy::cli {
 
 struct TypeShare {
   std::string type;
+  std::string packed_as;  // "q8, exactly"; empty if it cannot be packed
   uint64_t tensors = 0;
   uint64_t bytes = 0;
 };

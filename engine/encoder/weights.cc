@@ -8,7 +8,8 @@
 #include "base/strings.h"
 #include "engine/gguf/quants.h"
 #include "engine/weights/layout.h"
-#include "engine/weights/row_decoder.h"
+#include "engine/weights/types/packed_type.h"
+#include "engine/weights/types/row_decoder.h"
 
 namespace withy::engine {
 namespace {

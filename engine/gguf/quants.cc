@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/gguf/low_bit_quants.h"
 
 namespace withy::engine {
 namespace {
@@ -154,8 +155,6 @@ void DecodeQ6_K(const uint8_t* block, float* out) {
   }
 }
 
-using BlockDecoder = void (*)(const uint8_t*, float*);
-
 BlockDecoder FindDecoder(GgmlType type) {
   switch (type) {
     case GgmlType::kQ8_0:
@@ -175,7 +174,7 @@ BlockDecoder FindDecoder(GgmlType type) {
     case GgmlType::kQ6_K:
       return DecodeQ6_K;
     default:
-      return nullptr;
+      return FindLowBitDecoder(type);
   }
 }
 
@@ -309,8 +308,7 @@ absl::Status Dequantize(GgmlType type, std::span<const uint8_t> src, std::span<f
   if (!CanDequantize(type)) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor type ", ToAbsl(TypeName(type)), " (", static_cast<uint32_t>(type),
-                     ") cannot be computed with; use F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
-                     "Q4_K, Q5_K or Q6_K"));
+                     ") cannot be computed with; use ", kDequantizedTypes));
   }
   WITHY_RETURN_IF_ERROR(CheckSizes(type, src.size(), dst.size()));
   if (dst.empty()) return absl::OkStatus();
@@ -392,6 +390,27 @@ absl::Status ToQ4Min(GgmlType type, std::span<const uint8_t> src, const Q4MinRow
       const int high = (bytes[j + kBlock / 2] >> shift) & 15;
       quants[j] = static_cast<uint8_t>(low | (high << 4));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ToQ8(GgmlType type, std::span<const uint8_t> src, const Q8Row& dst) {
+  const BlockSplitter split = FindBlockSplitter(type);
+  if (split == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor type ", ToAbsl(TypeName(type)), " is not 8 bits with one scale"));
+  }
+  WITHY_RETURN_IF_ERROR(CheckSizes(type, src.size(), dst.quants.size()));
+  if (dst.scales.size() * kBlock != dst.quants.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(dst.quants.size(), " elements need ",
+                                                   dst.quants.size() / kBlock, " scales, not ",
+                                                   dst.scales.size()));
+  }
+  const GgmlTypeTraits& traits = *FindTypeTraits(type);
+  const uint8_t* block = src.data();
+  for (size_t i = 0; i < dst.quants.size(); i += traits.block_elements) {
+    split(block, dst.scales.data() + i / kBlock, dst.quants.data() + i);
+    block += traits.block_bytes;
   }
   return absl::OkStatus();
 }

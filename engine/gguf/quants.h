@@ -23,7 +23,12 @@ uint16_t FloatToBf16(float value);
 // count that is negative or not a multiple of the type's block, or an overflow.
 absl::StatusOr<uint64_t> RowBytes(GgmlType type, int64_t elements);
 
-// True for F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
+// The types that can be computed with, for messages.
+inline constexpr char kDequantizedTypes[] =
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K, IQ4_NL, "
+    "IQ4_XS, MXFP4, TQ1_0 or TQ2_0";
+
+// True for kDequantizedTypes.
 bool CanDequantize(GgmlType type);
 // True for F32, F16, BF16, Q8_0, Q4_0, Q4_1.
 bool CanQuantize(GgmlType type);
@@ -51,5 +56,16 @@ struct Q4MinRow {
 // Converts Q4_K or Q4_1 blocks exactly (same values as Dequantize up to the rounding of one
 // multiply-add). Errors: InvalidArgument for another type or mismatched sizes.
 absl::Status ToQ4Min(GgmlType type, std::span<const uint8_t> src, const Q4MinRow& dst);
+
+// 8 bits: element i is scales[i / 32] * quants[i].
+struct Q8Row {
+  std::span<float> scales;   // [elements / 32]
+  std::span<int8_t> quants;  // [elements], -128..127
+};
+
+// Converts blocks of Q8_0, Q5_0, Q3_K, Q8_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0 or TQ2_0 to the same
+// values as Dequantize. Scales of Q8_K, IQ4_XS and MXFP4 need not fit half precision. Quants of TQ
+// are -1..1. Errors: InvalidArgument for another type or mismatched sizes.
+absl::Status ToQ8(GgmlType type, std::span<const uint8_t> src, const Q8Row& dst);
 
 }  // namespace withy::engine

@@ -180,16 +180,16 @@ TEST_F(JudgementTest, AllProblemsAreTold) {
     w.SetString("llama.rope.scaling.type", "yarn");
     w.Set<uint32_t>("llama.pooling_type", 1);
     w.SetString("tokenizer.ggml.model", "klingon");
-    w.AddTensor("blk.9.a.weight", GgmlType::kMXFP4, {32, 2}, bytes.first(34));
-    w.AddTensor("blk.9.b.weight", GgmlType::kMXFP4, {32, 2}, bytes.first(34));
-    w.AddTensor("blk.9.c.weight", GgmlType::kTQ1_0, {256}, bytes);
+    w.AddTensor("blk.9.a.weight", GgmlType::kQ1_0, {128, 2}, bytes.first(36));
+    w.AddTensor("blk.9.b.weight", GgmlType::kQ1_0, {128, 2}, bytes.first(36));
+    w.AddTensor("blk.9.c.weight", GgmlType::kIQ1_S, {256}, bytes.first(50));
   });
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
   const std::string all(JoinProblems(JudgeServability(*file, {}).problems).message());
   for (const char* part :
        {"expert_count is 8", "yarn", "embedding model", "klingon", "supported are",
-        "blk.9.a.weight and 1 more have type MXFP4", "blk.9.c.weight has type TQ1_0"}) {
+        "blk.9.a.weight and 1 more have type Q1_0", "blk.9.c.weight has type IQ1_S"}) {
     EXPECT_THAT(all, HasSubstr(part));
   }
 }

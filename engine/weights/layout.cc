@@ -13,6 +13,7 @@
 #include "engine/cpu/low_rank.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/weights/file_kind.h"
+#include "engine/weights/types/packed_type.h"
 
 namespace withy::engine {
 namespace {
@@ -20,9 +21,6 @@ namespace {
 constexpr int32_t kMaxPanelInputs = 256;
 constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
 constexpr int32_t kMinNeuronPanels = 8;
-constexpr char kSupportedTypes[] =
-    "supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K: take a file of "
-    "the model in one of them, such as Q4_K_M or Q8_0";
 
 // The largest multiple of a block up to `most` that divides `unit`.
 int32_t LargestPanel(int32_t unit, int32_t most) {
@@ -348,31 +346,6 @@ int32_t PanelInputs(int32_t unit) { return LargestPanel(unit, kMaxPanelInputs); 
 
 int32_t NeuronPanel(int32_t d_ff) {
   return LargestPanel(d_ff, std::clamp(d_ff / kMinNeuronPanels, kMinPanelInputs, kMaxPanelInputs));
-}
-
-absl::StatusOr<WeightType> PackedTypeFor(GgmlType type) {
-  switch (type) {
-    case GgmlType::kF32:
-      return WeightType::kF32;
-    case GgmlType::kF16:
-      return WeightType::kF16;
-    case GgmlType::kBF16:
-      return WeightType::kBf16;
-    case GgmlType::kQ8_0:
-    case GgmlType::kQ5_0:
-    case GgmlType::kQ5_1:
-    case GgmlType::kQ5_K:
-    case GgmlType::kQ6_K:
-      return WeightType::kQ8;
-    case GgmlType::kQ4_0:
-      return WeightType::kQ4;
-    case GgmlType::kQ4_1:
-    case GgmlType::kQ4_K:
-      return WeightType::kQ4M;
-    default:
-      return absl::UnimplementedError(
-          absl::StrCat("type ", TypeLabel(type), " is not supported; ", kSupportedTypes));
-  }
 }
 
 absl::StatusOr<PackedLayout> JudgeLayout(const GgufFile& file,

@@ -54,7 +54,4 @@ absl::StatusOr<PackedLayout> PlanLayout(const GgufFile& file);
 // The same; adds to `problems` each thing that is against the file.
 absl::StatusOr<PackedLayout> JudgeLayout(const GgufFile& file, std::vector<absl::Status>* problems);
 
-// Kernel type for a file's tensor type. Errors: UNIMPLEMENTED listing the supported types.
-absl::StatusOr<WeightType> PackedTypeFor(GgmlType type);
-
 }  // namespace withy::engine

@@ -18,6 +18,7 @@
 #include "engine/weights/layout.h"
 #include "engine/weights/levels.h"
 #include "engine/weights/sha256.h"
+#include "engine/weights/types/packed_type.h"
 
 namespace withy::engine {
 namespace {

@@ -26,6 +26,7 @@
 #include "engine/weights/packed_file.h"
 #include "engine/weights/packer.h"
 #include "engine/weights/source_identity.h"
+#include "engine/weights/types/packed_type.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -183,9 +184,12 @@ TEST_F(PackedTest, KQuantsKeepTheirValues) {
     std::vector<size_t> halves;  // byte offsets of f16 scales in a block
     double tolerance;            // per value, relative to the tensor's largest
   };
-  // Q4_K keeps its quants and rounds scales to halves; the others become 8 bits per block of 32.
-  for (const Kind& kind : {Kind{GgmlType::kQ4_K, {0, 2}, 1e-3}, Kind{GgmlType::kQ5_K, {0, 2}, 5e-3},
-                           Kind{GgmlType::kQ6_K, {208}, 5e-3}}) {
+  // What packed_type.h says of each type: exact, scales rounded to halves, or 8 bits anew.
+  for (const Kind& kind :
+       {Kind{GgmlType::kQ4_K, {0, 2}, 1e-3}, Kind{GgmlType::kQ5_K, {0, 2}, 5e-3},
+        Kind{GgmlType::kQ6_K, {208}, 5e-3}, Kind{GgmlType::kQ2_K, {80, 82}, 5e-3},
+        Kind{GgmlType::kQ3_K, {108}, 0}, Kind{GgmlType::kIQ4_XS, {0}, 5e-4},
+        Kind{GgmlType::kTQ1_0, {52}, 0}, Kind{GgmlType::kTQ2_0, {64}, 0}}) {
     const size_t block = FindTypeTraits(kind.type)->block_bytes;
     std::vector<uint8_t> bytes(block * 512);
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * i * 31 >> 4);
@@ -206,7 +210,7 @@ TEST_F(PackedTest, KQuantsKeepTheirValues) {
     const auto packed = PackedFile::Open(Pack(folder_ / "k.gguf"));
     ASSERT_TRUE(packed.ok()) << packed.status();
     const PackedMatrix& matrix = (*packed)->Find("output")->matrix;
-    EXPECT_EQ(matrix.type, kind.type == GgmlType::kQ4_K ? WeightType::kQ4M : WeightType::kQ8);
+    EXPECT_EQ(matrix.type, PackedTypeFor(kind.type).value());
     float largest = 0;
     for (float v : values) largest = std::max(largest, std::abs(v));
     std::vector<float> row(256);
@@ -596,6 +600,52 @@ TEST_F(PackedTest, ImportErrorsNameTheThing) {
   EXPECT_THAT(Message(with_metadata(
                   [](GgufWriter* w) { w->Set<uint32_t>("llama.block_count", 4000000000u); })),
               HasSubstr("block_count"));
+}
+
+// Blocks of 32 with one scale become the same values in 8 bits; a scale that half precision cannot
+// hold is refused by the tensor's name.
+TEST_F(PackedTest, BlocksWithOneScaleAreKeptExactly) {
+  SynthShape shape = TinyShape();
+  shape.d_model = 256;
+  const auto base = GgufFile::Open(WriteTiny(folder_, shape, GgmlType::kF32));
+  ASSERT_TRUE(base.ok());
+  for (const auto& [type, first] :
+       {std::pair{GgmlType::kQ5_0, 0x11}, std::pair{GgmlType::kIQ4_NL, 0x11},
+        std::pair{GgmlType::kMXFP4, 120}, std::pair{GgmlType::kMXFP4, 200}}) {
+    const size_t block = FindTypeTraits(type)->block_bytes;
+    std::vector<uint8_t> bytes(block * 512 * 8);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<uint8_t>(
+          i % block == 0 || (i % block == 1 && block != 17) ? first : i * i * 31 >> 4);
+    }
+    std::vector<float> values(size_t{512} * 256);
+    ASSERT_TRUE(Dequantize(type, bytes, values).ok());
+    GgufWriter writer;
+    writer.CopyMetadata(*base);
+    for (const TensorInfo& tensor : base->tensors()) {
+      const bool changed = tensor.name == "output.weight";
+      writer.AddTensor(tensor.name, changed ? type : tensor.type, tensor.dims,
+                       changed ? std::span<const uint8_t>(bytes) : base->Data(tensor));
+    }
+    ASSERT_TRUE(writer.Write(folder_ / "one.gguf").ok());
+    if (first == 200) {
+      const std::string message = Message(Open(folder_ / "one.gguf"));
+      EXPECT_THAT(message, HasSubstr("output.weight"));
+      EXPECT_THAT(message, HasSubstr("at most 65504"));
+      continue;
+    }
+    const auto packed = PackedFile::Open(Pack(folder_ / "one.gguf"));
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const PackedMatrix& matrix = (*packed)->Find("output")->matrix;
+    std::vector<float> row(256);
+    for (int32_t r = 0; r < 512; ++r) {
+      UnpackRow(matrix, r, row.data());
+      for (size_t c = 0; c < 256; ++c) {
+        ASSERT_EQ(row[c], values[static_cast<size_t>(r) * 256 + c])
+            << TypeName(type) << " " << r << " " << c;
+      }
+    }
+  }
 }
 
 TEST_F(PackedTest, AnUnsupportedTypeListsTheSupported) {

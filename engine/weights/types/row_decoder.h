@@ -1,5 +1,6 @@
 // Converts one row of a GGUF tensor to the form PackRow takes, requantising if the packed type
-// differs (K-quants). Neighbour: packer.cc. Holds scratch memory: one per thread.
+// differs. Neighbours: packed_type.h says which type that is, packer.cc calls it. Holds scratch
+// memory: one per thread.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,17 @@ class RowDecoder {
   RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
              std::span<const int32_t> block_order);
 
-  // Decodes the row with bytes `src`; valid until the next call. Errors: as Dequantize().
+  // Decodes the row with bytes `src`; valid until the next call. Errors: as Dequantize();
+  // InvalidArgument for a scale that half precision cannot hold.
   absl::StatusOr<WeightRow> Decode(std::span<const uint8_t> src);
 
  private:
   void DecodeQ8(std::span<const uint8_t> src);
   void DecodeQ4(std::span<const uint8_t> src);
   absl::Status DecodeQ4Min(std::span<const uint8_t> src);
+  // Quants and scales of blocks that are 8 bits or fewer with one scale.
+  absl::Status Split(std::span<const uint8_t> src);
+  absl::Status SplitTernary(std::span<const uint8_t> src);
   absl::Status Requantize(std::span<const uint8_t> src);
   // Reorders blocks of `width` elements each.
   template <typename T>
@@ -36,7 +41,9 @@ class RowDecoder {
   WeightType packed_type_;
   size_t cols_;
   std::span<const int32_t> block_order_;
+  bool requantises_ = true;
   std::vector<float> floats_;
+  std::vector<float> whole_scales_;
   std::vector<float> mins_f32_;
   std::vector<uint16_t> halves_;
   std::vector<int8_t> q8_;

@@ -1,11 +1,19 @@
-#include "engine/weights/row_decoder.h"
+#include "engine/weights/types/row_decoder.h"
 
+#include <cmath>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/gguf/quants.h"
+#include "engine/weights/types/packed_type.h"
 
 namespace withy::engine {
+namespace {
+
+bool IsTernary(GgmlType type) { return type == GgmlType::kTQ1_0 || type == GgmlType::kTQ2_0; }
+
+}  // namespace
 
 RowDecoder::RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
                        std::span<const int32_t> block_order)
@@ -19,6 +27,10 @@ RowDecoder::RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
   if (packed_type == WeightType::kQ8) q8_.resize(cols_);
   if (packed_type == WeightType::kQ4 || packed_type == WeightType::kQ4M) q4_.resize(cols_);
   if (IsQuantized(packed_type)) scales_.resize(blocks);
+  const auto choice = PackedChoiceFor(type);
+  if (choice.ok()) requantises_ = choice->accuracy == PackedAccuracy::kRequantised;
+  if (IsTernary(type)) q8_.resize(cols_);
+  if (packed_type == WeightType::kQ8 || IsTernary(type)) whole_scales_.resize(blocks);
   if (packed_type == WeightType::kQ4M) {
     floats_.resize(blocks);
     mins_f32_.resize(blocks);
@@ -71,6 +83,25 @@ absl::Status RowDecoder::DecodeQ4Min(std::span<const uint8_t> src) {
   return absl::OkStatus();
 }
 
+absl::Status RowDecoder::Split(std::span<const uint8_t> src) {
+  WITHY_RETURN_IF_ERROR(ToQ8(type_, src, {.scales = whole_scales_, .quants = q8_}));
+  for (size_t b = 0; b < whole_scales_.size(); ++b) {
+    scales_[b] = FloatToHalf(whole_scales_[b]);
+    if (std::isfinite(whole_scales_[b]) && !std::isfinite(HalfToFloat(scales_[b]))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has a scale of ", whole_scales_[b],
+                       ", at most 65504 can be packed: take the model in F16, BF16 or Q8_0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowDecoder::SplitTernary(std::span<const uint8_t> src) {
+  WITHY_RETURN_IF_ERROR(Split(src));
+  for (size_t i = 0; i < cols_; ++i) q4_[i] = static_cast<uint8_t>(q8_[i] + 8);
+  return absl::OkStatus();
+}
+
 absl::Status RowDecoder::Requantize(std::span<const uint8_t> src) {
   WITHY_RETURN_IF_ERROR(Dequantize(type_, src, floats_));
   QuantizeQ8(floats_.data(), static_cast<int>(cols_), q8_.data(), scales_.data());
@@ -91,6 +122,8 @@ absl::StatusOr<WeightRow> RowDecoder::Decode(std::span<const uint8_t> src) {
     case WeightType::kQ8:
       if (type_ == GgmlType::kQ8_0) {
         DecodeQ8(src);
+      } else if (!requantises_) {
+        WITHY_RETURN_IF_ERROR(Split(src));
       } else {
         WITHY_RETURN_IF_ERROR(Requantize(src));
       }
@@ -98,7 +131,11 @@ absl::StatusOr<WeightRow> RowDecoder::Decode(std::span<const uint8_t> src) {
       Reorder(&scales_, 1);
       return WeightRow{.q8 = q8_.data(), .scales = scales_.data()};
     case WeightType::kQ4:
-      DecodeQ4(src);
+      if (IsTernary(type_)) {
+        WITHY_RETURN_IF_ERROR(SplitTernary(src));
+      } else {
+        DecodeQ4(src);
+      }
       Reorder(&q4_, kQuantBlock);
       Reorder(&scales_, 1);
       return WeightRow{.q4 = q4_.data(), .scales = scales_.data()};
