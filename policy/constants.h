@@ -125,8 +125,8 @@ inline constexpr double kMaxBias = 2;
 // Test: LatencyLearningTest.WhatHoldsUpAFewDoesNotMakeTheOthersLate.
 inline constexpr double kDeviationWeight = 0.03;
 // The same in the short memory; what of the evidence for it is kept from call to call, the most
-// that one call adds, and what it must exceed. Share; share; log-likelihoods. Simulation: of 0.1 to
-// 0.3 and 0.7 to 0.9, the least squared error behind a change that costs a quiet board 1 %. Tests:
+// that one call adds, and what it must exceed. Share; share; log-likelihoods. Measured: simulated,
+// 0.1 to 0.3 and 0.7 to 0.9: the least error behind a change for 1 % on a quiet board. Tests:
 // ReliabilityTest.
 inline constexpr double kRecentDeviationWeight = 0.2;
 inline constexpr double kRecentKept = 0.8;
