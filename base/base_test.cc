@@ -21,6 +21,8 @@
 #include "base/charts/line_chart.h"
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/config/model_choice.h"
+#include "base/config/defaults.h"
 #include "base/fd_passing.h"
 #include "base/files.h"
 #include "base/ids.h"

@@ -43,25 +43,4 @@ absl::Status ApplyOverride(std::string_view assignment, proto::Config* config);
 // model. Errors: INVALID_ARGUMENT as LoadConfig, without the place.
 absl::Status FillDefaults(proto::Config* config);
 
-// Addresses the orchestrator listens on: orchestrator.listen, and RUN_DIR/withy.sock if that is
-// another one, because apps are bound on a unix socket. `config` has its defaults filled in.
-std::vector<std::string> AppAddresses(const proto::Config& config);
-
-// Directory of the models that ship with the running program: models/ or share/withy/models beside
-// or above the binary, else /usr/share/withy/models.
-std::string DefaultModelsDir();
-
-// What STATE_DIR/model_choice holds, as FillDefaults applies it to model.path; nullopt: nothing, or
-// this user may not read it. Errors: INVALID_ARGUMENT (no such message), as ReadRegularFile.
-absl::StatusOr<std::optional<proto::ModelChoice>> ReadModelChoice(const std::string& state_dir);
-// Replaces it atomically, or removes it if `choice` has no path. Errors: as WriteAtomically.
-absl::Status WriteModelChoice(const std::string& state_dir, const proto::ModelChoice& choice);
-
-// Whether the draft is the default of an empty draft.path. `config` has its defaults filled in.
-bool IsDefaultDraft(const proto::Config& config);
-
-// The default of an empty orchestrator.tlm_path: withy-pocket-tlm*.gguf beside `model_path`, the
-// last by name. Empty = there is none.
-std::string DefaultTlmPath(const std::string& model_path);
-
 }  // namespace withy

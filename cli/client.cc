@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/status.h"

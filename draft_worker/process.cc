@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/compute_baton.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "draft_worker/answerer.h"

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
+#include "base/config/model_choice.h"
 #include "base/status.h"
 #include "base/thread_role.h"
 #include "engine/cpu/thread_pool.h"

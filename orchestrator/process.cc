@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/contract_limits.h"
 #include "base/executor.h"
 #include "base/status.h"

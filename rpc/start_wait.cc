@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/listen_address.h"
 #include "base/strings.h"
 #include "base/tcp_listener.h"

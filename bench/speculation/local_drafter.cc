@@ -64,8 +64,11 @@ serving::DraftResult LocalDrafter::Grow(std::span<const serving::DraftTask> task
                                  ? std::clamp(time.patience_ms, policy::kLeastDraftPatienceMs,
                                               policy::kMostDraftPatienceMs)
                                  : policy::kMostDraftPatienceMs;
-  const auto grown = drafter_.Draft(
-      requests, [&] { return Millis(Clock::Real().SteadyNanos() - started) > patience_ms; });
+  const auto out_of_patience = [&] {
+    // LLMCad waits for its drafts, however long they take.
+    return limits_ == nullptr && Millis(Clock::Real().SteadyNanos() - started) > patience_ms;
+  };
+  const auto grown = drafter_.Draft(requests, out_of_patience);
   if (!grown.ok()) return {};
   serving::DraftResult result{.came = true};
   for (size_t i = 0; i < tasks.size(); ++i) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/gguf/quants.h"

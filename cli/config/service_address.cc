@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/listen_address.h"
 
 namespace withy::cli {

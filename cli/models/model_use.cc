@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/config.h"
+#include "base/config/model_choice.h"
 #include "base/status.h"
 #include "cli/client.h"
 #include "cli/command.h"

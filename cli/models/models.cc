@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cli/client.h"

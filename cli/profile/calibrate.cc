@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/board.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "cli/client.h"

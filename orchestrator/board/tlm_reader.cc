@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/board.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "wire/calibration.h"

@@ -8,6 +8,7 @@
 
 #include "base/board.h"
 #include "base/config.h"
+#include "base/config/defaults.h"
 #include "engine/encoder/testing.h"
 #include "engine/encoder/tlm.h"
 #include "gmock/gmock.h"
