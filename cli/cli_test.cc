@@ -190,6 +190,9 @@ TEST(SettingsTest, BiasesPenaltiesAndToolChoiceBecomeFields) {
   EXPECT_FALSE(SettingsFromArgs(*Parse({"--logit-bias", "7"})).ok());
   const auto any = SettingsFromArgs(*Parse({"--tool-choice", "required"}));
   EXPECT_EQ(any->output_format().tool_calls().tool(), "");
+  EXPECT_FALSE(any->output_format().tool_calls().free_text());
+  const auto maybe = SettingsFromArgs(*Parse({"--tool-choice", "auto"}));
+  EXPECT_TRUE(maybe->output_format().tool_calls().free_text());
 }
 
 TEST(SettingsTest, EveryFlagReachesItsField) {

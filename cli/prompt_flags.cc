@@ -144,8 +144,13 @@ absl::Status FillFormat(const Args& args, v1::GenerateRequest* request) {
   } else if (given == "tool-choice") {
     WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"tool-choice"}));
     const std::string tool = args.Get("tool-choice");
-    format->mutable_tool_calls()->set_one_call(tool != "required");
-    if (tool != "required") format->mutable_tool_calls()->set_tool(tool);
+    v1::ToolCallsForm& calls = *format->mutable_tool_calls();
+    if (tool == "auto") {
+      calls.set_free_text(true);
+    } else if (tool != "required") {
+      calls.set_one_call(true);
+      calls.set_tool(tool);
+    }
   } else if (given == "regex") {
     WITHY_RETURN_IF_ERROR(CheckFlagsUtf8(args, {"regex"}));
     format->set_regex(args.Get("regex"));
@@ -247,7 +252,8 @@ std::vector<Flag> SettingFlags() {
       {"regex", "REGEX", "the whole answer matches this regular expression"},
       {"grammar", "PATH",
        "the answer is a text of this grammar: a file of EBNF, whose rule root it is"},
-      {"tool-choice", "NAME", "the answer calls this tool of --tools; required = at least one"},
+      {"tool-choice", "NAME",
+       "the answer calls this tool of --tools; required = at least one, auto = if it wants to"},
       {"logprobs", "N", "report log-probabilities and N alternatives per token (with --json)"},
       {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
       {"request-id", "ID", "a retry with the same ID returns the stored answer"},

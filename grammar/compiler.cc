@@ -120,7 +120,15 @@ absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format,
       return GrammarOfRegex(format.text);
     case Kind::kToolCalls: {
       WITHY_ASSIGN_OR_RETURN(const std::vector<CallableTool> tools, CallableTools(format));
-      return GrammarOfCalls(tools, calls, format.one_call);
+      WITHY_ASSIGN_OR_RETURN(
+          const std::string grammar,
+          GrammarOfCalls(tools, calls,
+                         {.one_call = format.one_call, .free_text = format.free_text}));
+      if (format.schema.empty()) return grammar;
+      WITHY_ASSIGN_OR_RETURN(const std::string schema,
+                             PrepareSchema(kCallsSchemaField, format.schema));
+      WITHY_ASSIGN_OR_RETURN(const std::string json, GrammarOfSchema(schema));
+      return EitherGrammar(grammar, json);
     }
     default:
       return format.text;
@@ -163,6 +171,7 @@ absl::StatusOr<std::shared_ptr<const engine::OutputGrammar>> Compiler::Compile(
     return kept_.front().grammar;
   }
   WITHY_RETURN_IF_ERROR(CheckFormat(format));
+  if (format.free_text && OpeningOf(calls_).empty()) return nullptr;
   LibraryWarnings warnings;
   try {
     WITHY_ASSIGN_OR_RETURN(const std::string grammar, GrammarOf(format, calls_));

@@ -314,6 +314,57 @@ TEST_F(CompilerTest, ACallMayBeTheOnlyOneAndOfOneTool) {
   EXPECT_THAT(CheckFormat(format).ToString(), HasSubstr("output_format.tool_calls.tool"));
 }
 
+// A text is read as a call, or as one that calls nothing, and never as a call out of its form.
+TEST_F(CompilerTest, TextMayComeBeforeCallsOrInTheirPlace) {
+  compiler_.emplace(*tokenizer_, vocab_size_, TaggedCalls());
+  const std::string one = TaggedCalls().begin + kFindA;
+  const auto allows = [&](const OutputFormat& format, const std::string& text) {
+    const auto state = compiler_->Compile(format).value()->Begin();
+    for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
+      if (!state->Accept(token)) return false;
+    }
+    return state->MayEnd();
+  };
+  OutputFormat format{.kind = Kind::kToolCalls, .text = kTools, .free_text = true};
+  for (const std::string& text :
+       {std::string("Nothing to look for."), one, "Well: " + one, one + "\n" + one,
+        "<think>A <tool_call> would do.</think>\n" + one, std::string("<think>No.</think>No.")}) {
+    EXPECT_TRUE(allows(format, text)) << text;
+  }
+  for (const std::string& text :
+       {std::string("<tool_call>"), "<tool_call> " + one, one + " Done.",
+        TaggedCalls().begin + R"(find", "arguments": {"what": "c", "most": 3}}
+</tool_call>)",
+        std::string("<think>.</think><tool_call>x"), std::string("<function=find>")}) {
+    EXPECT_FALSE(allows(format, text)) << text;
+  }
+  format.one_call = true;
+  EXPECT_TRUE(allows(format, "Well: " + one));
+  EXPECT_FALSE(allows(format, one + "\n" + one));
+  format.free_text = false;
+  format.schema = R"({"type": "integer"})";
+  EXPECT_TRUE(allows(format, one));
+  EXPECT_TRUE(allows(format, "17"));
+  EXPECT_FALSE(allows(format, "Well"));
+  format.free_text = true;
+  EXPECT_THAT(CheckFormat(format).ToString(), HasSubstr("give one of them"));
+  // Calls without a marker cannot be told from text.
+  compiler_.emplace(*tokenizer_, vocab_size_);
+  format.schema.clear();
+  EXPECT_EQ(*compiler_->Compile(format), nullptr);
+}
+
+TEST_F(CompilerTest, ManyToolsOfOneSchemaAreOneGrammar) {
+  compiler_.emplace(*tokenizer_, vocab_size_, TaggedCalls());
+  std::string tools = "[";
+  for (int i = 0; i < 1000; ++i) {
+    absl::StrAppend(&tools, i == 0 ? "" : ", ", R"({"type": "function", "function": {"name": "t)",
+                    i, R"("}})");
+  }
+  EXPECT_TRUE(Allows(Kind::kToolCalls, tools + "]",
+                     TaggedCalls().begin + "t999\", \"arguments\": {}}\n</tool_call>"));
+}
+
 TEST_F(CompilerTest, AStrictToolsSchemaMustBeEnforceable) {
   const std::string tool = R"([{"type":"function","function":{"name":"f","strict":true,)"
                            R"("parameters":{"type":"object","not":{}}}}])";

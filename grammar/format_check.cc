@@ -152,6 +152,7 @@ absl::Status CheckFormat(const engine::OutputFormat& format) {
   using Kind = engine::OutputFormat::Kind;
   if (format.kind == Kind::kFree) return absl::OkStatus();
   if (!WITHY_XGRAMMAR) {
+    if (format.free_text) return absl::OkStatus();
     return absl::UnimplementedError(
         "output_format is set, but this program was built without XGrammar: run ./withy setup with "
         "a connection to PyPI and build again, or leave output_format out and check the answer");
@@ -165,7 +166,14 @@ absl::Status CheckFormat(const engine::OutputFormat& format) {
     case Kind::kEbnf:
       return CheckEbnf(format.text);
     case Kind::kToolCalls:
-      return CallableTools(format).status();
+      WITHY_RETURN_IF_ERROR(CallableTools(format).status());
+      if (format.schema.empty()) return absl::OkStatus();
+      if (format.free_text) {
+        return absl::InvalidArgumentError(
+            "output_format.tool_calls has both free_text and json_schema: give one of them");
+      }
+      WITHY_RETURN_IF_ERROR(CheckSize(kCallsSchemaField, format.schema, kMaxSchemaBytes));
+      return PrepareSchema(kCallsSchemaField, format.schema).status();
     case Kind::kFree:
     case Kind::kJsonObject:
       break;

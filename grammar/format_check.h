@@ -10,6 +10,8 @@
 
 namespace withy::grammar {
 
+inline constexpr char kCallsSchemaField[] = "output_format.tool_calls.json_schema";
+
 // Errors, naming field, limit and remedy: INVALID_ARGUMENT for a text that is empty, too long,
 // nested too deep or not supported; UNIMPLEMENTED if this program was built without XGrammar.
 absl::Status CheckFormat(const engine::OutputFormat& format);

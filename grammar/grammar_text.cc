@@ -2,6 +2,7 @@
 
 #include <xgrammar/xgrammar.h>
 
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/chat/tool_calls.h"
 
 namespace withy::grammar {
 namespace {
@@ -86,6 +88,21 @@ std::string Literal(std::string_view text) {
   return literal + "\"";
 }
 
+// Text up to `opening`, behind which come `calls`. A thought may speak of calls: they come behind
+// it. What other forms begin with is not written, because what follows would be read as a call.
+std::string FreeTextRules(std::string_view opening) {
+  std::string others;
+  for (const std::string_view other : engine::CallOpenings()) {
+    if (other == opening) continue;
+    absl::StrAppend(&others, others.empty() ? "" : ", ", Literal(other));
+  }
+  return absl::StrCat("text ::= TagDispatch((", Literal(opening),
+                      ", calls), loop_after_dispatch=false, excludes=(", others,
+                      "))\nthought ::= TagDispatch((\"</think>\", text), "
+                      "loop_after_dispatch=false)\n"
+                      "root ::= text | \"<think>\" thought\n");
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema) {
@@ -105,11 +122,16 @@ std::string GrammarOfRegex(const std::string& regex) {
 }
 
 absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tools,
-                                           const engine::CallText& form, bool one_call) {
-  std::vector<xgrammar::Grammar> calls;
+                                           const engine::CallText& form, const CallCount& count) {
+  std::map<std::string, std::string> names;  // of the tools with each schema, as alternatives
   for (const CallableTool& tool : tools) {
-    WITHY_ASSIGN_OR_RETURN(const std::string arguments, GrammarOfSchema(tool.schema));
-    const std::string head = absl::StrCat("root ::= ", Literal(tool.name + form.middle));
+    std::string& alternatives = names[tool.schema];
+    absl::StrAppend(&alternatives, alternatives.empty() ? "" : " | ", Literal(tool.name));
+  }
+  std::vector<xgrammar::Grammar> calls;
+  for (const auto& [schema, alternatives] : names) {
+    WITHY_ASSIGN_OR_RETURN(const std::string arguments, GrammarOfSchema(schema));
+    const std::string head = absl::StrCat("root ::= (", alternatives, ") ", Literal(form.middle));
     calls.push_back(xgrammar::Grammar::Concat(
         {xgrammar::Grammar::FromEBNF(head), xgrammar::Grammar::FromEBNF(arguments)}));
   }
@@ -120,14 +142,34 @@ absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tool
     return absl::InternalError("XGrammar's grammars have no rule root: it is another version");
   }
   grammar.replace(root, kRoot.size(), "one_call ::= ");
-  // Models write newlines between a thought and what follows it.
-  absl::StrAppend(&grammar, "\nroot ::= \"\\n\"{0,2} ", Literal(form.begin), " one_call ");
-  if (!one_call && !form.between.empty()) {
-    absl::StrAppend(&grammar, "(", Literal(form.between), " one_call){0,", kMaxCallsOfMessage - 1,
-                    "} ");
+  const std::string_view opening = count.free_text ? OpeningOf(form) : std::string_view();
+  std::string calls_rule =
+      absl::StrCat(Literal(std::string_view(form.begin).substr(opening.size())), " one_call ");
+  if (!count.one_call && !form.between.empty()) {
+    absl::StrAppend(&calls_rule, "(", Literal(form.between), " one_call){0,",
+                    kMaxCallsOfMessage - 1, "} ");
   }
-  absl::StrAppend(&grammar, Literal(form.end), "\n");
+  absl::StrAppend(&calls_rule, Literal(form.end), "\n");
+  if (count.free_text) {
+    absl::StrAppend(&grammar, "\ncalls ::= ", calls_rule, FreeTextRules(opening));
+  } else {
+    // Models write newlines between a thought and what follows it.
+    absl::StrAppend(&grammar, "\nroot ::= \"\\n\"{0,2} ", calls_rule);
+  }
   return grammar;
+}
+
+std::string EitherGrammar(const std::string& first, const std::string& second) {
+  return WithLongEscapes(xgrammar::Grammar::Union({xgrammar::Grammar::FromEBNF(first),
+                                                   xgrammar::Grammar::FromEBNF(second)})
+                             .ToString());
+}
+
+std::string_view OpeningOf(const engine::CallText& form) {
+  for (const std::string_view opening : engine::CallOpenings()) {
+    if (form.begin.starts_with(opening)) return opening;
+  }
+  return {};
 }
 
 }  // namespace withy::grammar

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,8 +19,18 @@ absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema);
 
 std::string GrammarOfRegex(const std::string& regex);
 
-// Calls of `tools` in `form`: one, or up to kMaxCallsOfMessage where the form has several.
+struct CallCount {
+  bool one_call = false;   // false: up to kMaxCallsOfMessage, where the form has several
+  bool free_text = false;  // text may come before the calls, or in their place
+};
+// Calls of `tools` in `form`. `count.free_text` needs OpeningOf(form).
 absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tools,
-                                           const engine::CallText& form, bool one_call);
+                                           const engine::CallText& form, const CallCount& count);
+
+// Of the texts of either grammar.
+std::string EitherGrammar(const std::string& first, const std::string& second);
+
+// The marker that calls in `form` begin with, and no other text; "": they have none.
+std::string_view OpeningOf(const engine::CallText& form);
 
 }  // namespace withy::grammar

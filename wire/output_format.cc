@@ -17,7 +17,9 @@ OutputFormat FormatFromWire(const v1::OutputFormat& wire, const std::string& too
       return {.kind = Kind::kToolCalls,
               .text = tools_json,
               .tool = wire.tool_calls().tool(),
-              .one_call = wire.tool_calls().one_call()};
+              .one_call = wire.tool_calls().one_call(),
+              .free_text = wire.tool_calls().free_text(),
+              .schema = wire.tool_calls().json_schema()};
     case v1::OutputFormat::FORM_NOT_SET:
       break;
   }

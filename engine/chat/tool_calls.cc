@@ -122,6 +122,12 @@ std::span<const std::string_view> CallMarkers() {
   return *markers;
 }
 
+std::vector<std::string_view> CallOpenings() {
+  std::vector<std::string_view> openings;
+  for (const CallForm* form : CallForms()) openings.push_back(form->opening);
+  return openings;
+}
+
 ToolCallParser::ToolCallParser(std::string_view tools_json) {
   Json tools;
   if (!ParseJson(tools_json, &tools).ok() || !tools.is_array()) return;

@@ -75,6 +75,9 @@ class ToolCallParser {
 // may call tools must show them.
 std::span<const std::string_view> CallMarkers();
 
+// What the calls of each known form with markers begin with. None begins with another.
+std::vector<std::string_view> CallOpenings();
+
 // How many bytes of an answer, of which `answer` has come so far and `shown` bytes were shown, may
 // be shown: none that may belong to a call, nor white space before it. Whatever Parse makes of the
 // whole answer then, its text begins with the bytes that were shown.

@@ -24,14 +24,17 @@ struct OutputFormat {
     kJsonSchema,
     kRegex,      // that the whole answer matches
     kEbnf,       // a grammar whose first rule is `root`
-    kToolCalls,  // calls of tools and nothing else
+    kToolCalls,  // calls of tools
   };
 
   Kind kind = Kind::kFree;
   std::string text = {};  // schema, regular expression, grammar or JSON list of tools
-  // Of calls: the one tool that is called ("": any), and whether there is one call only.
+  // Of calls: the one tool that is called ("": any), whether there is one call only, whether text
+  // may come before the calls or in their place, and the schema of JSON in their place ("": none).
   std::string tool = {};
   bool one_call = false;
+  bool free_text = false;
+  std::string schema = {};
 
   bool operator==(const OutputFormat&) const = default;
 };

@@ -26,6 +26,7 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"prompt.messages", "messages"},
     {"prompt.text", "prompt"},
     {"output_format.json_schema", "response_format.json_schema.schema"},
+    {"output_format.tool_calls.json_schema", "response_format.json_schema.schema"},
     {"output_format.tool_calls.tool", "tool_choice.function.name"},
     {"output_format.tool_calls", "tool_choice"},
     {"output_format.regex", "withy.regex"},

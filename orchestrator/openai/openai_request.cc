@@ -94,13 +94,33 @@ absl::Status ReadCalls(const Json& given, const std::string& field, v1::Message*
   return absl::OkStatus();
 }
 
+// Whether calls that the model may make are held to a form: a tool is strict, or one call at most
+// is asked for.
+bool HoldsCalls(const Json& body, bool one_call) {
+  const Json* tools = Find(body, "tools");
+  if (tools == nullptr || !tools->is_array() || tools->empty()) return false;
+  return one_call || std::any_of(tools->begin(), tools->end(), [](const Json& tool) {
+           const Json* function = tool.is_object() ? Find(tool, "function") : nullptr;
+           const Json* strict =
+               function != nullptr && function->is_object() ? Find(*function, "strict") : nullptr;
+           return strict != nullptr && *strict == true;
+         });
+}
+
 // "auto", "none" and "required", or {"type": "function", "function": {"name"}}. Of what must be
-// called, the form of the answer is told.
+// called, and of calls that HoldsCalls, the form is told.
 absl::Status ReadToolChoice(const Json& body, v1::GenerateRequest* request) {
   WITHY_RETURN_IF_ERROR(Flag(body, "parallel_tool_calls").status());
   const Json* parallel = Find(body, "parallel_tool_calls");
   const Json* choice = Find(body, "tool_choice");
-  if (choice == nullptr || *choice == "auto") return absl::OkStatus();
+  const bool one_call = parallel != nullptr && *parallel == false;
+  if (choice == nullptr || *choice == "auto") {
+    if (!HoldsCalls(body, one_call)) return absl::OkStatus();
+    v1::ToolCallsForm& calls = *request->mutable_output_format()->mutable_tool_calls();
+    calls.set_free_text(true);
+    calls.set_one_call(one_call);
+    return absl::OkStatus();
+  }
   v1::Messages& messages = *request->mutable_prompt()->mutable_messages();
   if (*choice == "none") {
     messages.set_tools_json("[]");
@@ -126,7 +146,7 @@ absl::Status ReadToolChoice(const Json& body, v1::GenerateRequest* request) {
                                              "function"));
   }
   v1::ToolCallsForm& calls = *request->mutable_output_format()->mutable_tool_calls();
-  calls.set_one_call(!name.empty() || (parallel != nullptr && *parallel == false));
+  calls.set_one_call(!name.empty() || one_call);
   calls.set_tool(std::move(name));
   return absl::OkStatus();
 }
@@ -359,7 +379,19 @@ absl::Status ReadSampling(const Json& body, v1::Sampling* sampling) {
   return ReadBias(body, sampling);
 }
 
-// `strict` or not: a schema is always kept to, but in an answer that calls tools.
+// An answer that calls tools is no JSON of the schema; one that must call them never is.
+void SetSchema(std::string schema, v1::GenerateRequest* request) {
+  v1::OutputFormat& format = *request->mutable_output_format();
+  if (format.has_tool_calls() && !format.tool_calls().free_text()) return;
+  if (engine::IsEmptyJson(request->prompt().messages().tools_json())) {
+    format.set_json_schema(std::move(schema));
+    return;
+  }
+  format.mutable_tool_calls()->set_free_text(false);
+  format.mutable_tool_calls()->set_json_schema(std::move(schema));
+}
+
+// `strict` or not: a schema is always kept to.
 absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   const Json* format = Find(body, "response_format");
   if (format == nullptr) return absl::OkStatus();
@@ -367,7 +399,10 @@ absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "response_format.", "type"));
   if (type == "text" || format->empty()) return absl::OkStatus();
   if (type == "json_object") {
-    if (!request->has_output_format()) request->mutable_output_format()->set_json_object(true);
+    SetSchema(R"({"type": "object"})", request);
+    if (request->output_format().has_json_schema()) {
+      request->mutable_output_format()->set_json_object(true);
+    }
     return absl::OkStatus();
   }
   if (type != "json_schema") {
@@ -387,9 +422,7 @@ absl::Status ReadFormat(const Json& body, v1::GenerateRequest* request) {
   const Json* schema = Find(*named, "schema");
   if (schema == nullptr) return Wrong(path + "schema", " is missing: give a JSON Schema");
   WITHY_ASSIGN_OR_RETURN(std::string text, JsonText(path + "schema", *schema));
-  if (!request->has_output_format()) {
-    request->mutable_output_format()->set_json_schema(std::move(text));
-  }
+  SetSchema(std::move(text), request);
   return absl::OkStatus();
 }
 
@@ -398,7 +431,9 @@ absl::Status ReadOwnFormat(const Json& own, v1::GenerateRequest* request) {
   WITHY_ASSIGN_OR_RETURN(std::string regex, Text(own, "withy.", "regex"));
   WITHY_ASSIGN_OR_RETURN(std::string grammar, Text(own, "withy.", "grammar"));
   if (regex.empty() && grammar.empty()) return absl::OkStatus();
-  if (request->has_output_format() || (!regex.empty() && !grammar.empty())) {
+  const bool given =
+      request->has_output_format() && !request->output_format().tool_calls().free_text();
+  if (given || (!regex.empty() && !grammar.empty())) {
     return Wrong(regex.empty() ? "withy.grammar" : "withy.regex",
                  " is set beside another form of the answer: leave one of them out");
   }

@@ -361,6 +361,35 @@ TEST(OpenAiRequestTest, WhatMustBeCalledIsTheFormOfTheAnswer) {
   EXPECT_TRUE(named.tool_calls().one_call());
 }
 
+TEST(OpenAiRequestTest, WhatMayBeCalledIsHeldToItsFormWhereThatIsAskedFor) {
+  const auto form = [](const std::string& strict, const std::string& further) {
+    const auto call = ParseChat(Chat(absl::StrCat(
+        R"("tools": [{"type": "function", "function": {"name": "look")", strict, "}}]", further)));
+    EXPECT_TRUE(call.ok()) << further << ": " << call.status();
+    return call.ok() ? call->request.output_format() : v1::OutputFormat();
+  };
+  EXPECT_FALSE(form("", R"(, "parallel_tool_calls": true)").has_tool_calls());
+  EXPECT_FALSE(form(R"(, "strict": false)", "").has_tool_calls());
+  EXPECT_FALSE(form(R"(, "strict": true)", R"(, "tool_choice": "none")").has_tool_calls());
+  const v1::OutputFormat strict = form(R"(, "strict": true)", "");
+  EXPECT_TRUE(strict.tool_calls().free_text());
+  EXPECT_FALSE(strict.tool_calls().one_call());
+  const v1::OutputFormat one = form("", R"(, "parallel_tool_calls": false)");
+  EXPECT_TRUE(one.tool_calls().free_text());
+  EXPECT_TRUE(one.tool_calls().one_call());
+  EXPECT_TRUE(form(R"(, "strict": true)", R"(, "tool_choice": "required")").has_tool_calls());
+  EXPECT_EQ(form(R"(, "strict": true)", R"(, "withy": {"regex": "a"})").regex(), "a");
+  // Either calls, or JSON.
+  const v1::OutputFormat json =
+      form("", R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "x",
+             "schema": {"type": "string"}}})");
+  EXPECT_FALSE(json.tool_calls().free_text());
+  EXPECT_EQ(json.tool_calls().json_schema(), R"({"type":"string"})");
+  EXPECT_EQ(form("", R"(, "tool_choice": "none", "response_format": {"type": "json_object"})")
+                .form_case(),
+            v1::OutputFormat::kJsonObject);
+}
+
 TEST(OpenAiRequestTest, BiasesAndPenaltiesAreSampling) {
   const auto call = ParseChat(Chat(R"("logit_bias": {"9": -100, "5": 1.5}, "presence_penalty": 1,
                                       "frequency_penalty": -0.5)"));
