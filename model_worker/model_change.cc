@@ -50,10 +50,11 @@ bool Write(const v1::Config& config, const v1::ModelChoice& choice) {
 }
 
 // A choice of just now that was written for another configured model, as where the configuration
-// has come to name what was chosen before: from now on it is for this one.
+// has come to name what was chosen before: from now on it is for this one. One that has waited for
+// room is not of just now: another model.path is how an operator ends that.
 absl::Status AdoptChoice(const v1::Config& config) {
   auto choice = ReadModelChoice(config.state_dir());
-  if (!choice.ok() || !choice->has_value() || (*choice)->begun() ||
+  if (!choice.ok() || !choice->has_value() || (*choice)->begun() || !(*choice)->failure().empty() ||
       (*choice)->path() == config.model().path()) {
     return absl::OkStatus();
   }
@@ -148,15 +149,16 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
   if (model.ok()) {
     spdlog::info("{} was chosen in place of {}", choice->path(), choice->configured_path());
     choice->set_served(true);
+    choice->clear_failure();
     Write(config, *choice);
     return model;
   }
+  choice->set_failure(std::string(model.status().message()));
   if (absl::IsResourceExhausted(model.status())) {  // it will be tried again
     choice->set_begun(false);
     Write(config, *choice);
     return model;
   }
-  choice->set_failure(std::string(model.status().message()));
   return Write(config, *choice) ? WithReason(model.status(), rpc::kBeginAnew) : model.status();
 }
 

@@ -14,7 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +22,7 @@
 
 #include "absl/time/clock.h"
 #include "base/config.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
@@ -349,6 +350,12 @@ TEST_F(DaemonTest, APieceOfWorkThatHangsIsSaid) {
   EXPECT_EXIT(Run({}, create), ExitedWithCode(0), "work does not advance");
 }
 
+int TimesIn(std::string_view text, std::string_view word) {
+  int times = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != std::string_view::npos; ++at) ++times;
+  return times;
+}
+
 // What systemd receives from a process that starts slowly, runs, and drains slowly.
 TEST_F(DaemonTest, SystemdIsKeptFromShootingABusyProcess) {
   const std::string path = dir_ + "/notify";
@@ -357,23 +364,36 @@ TEST_F(DaemonTest, SystemdIsKeptFromShootingABusyProcess) {
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(bind(notify.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  // A socket holds few messages that nobody has read, so the process that sends them reads them,
+  // too.
+  const std::string heard_path = dir_ + "/heard";
+  const auto heard_so_far = [&] { return ReadFile(heard_path, 1 << 20).value_or(""); };
+  // Works until systemd has heard `word` so often behind `begin`.
+  using Work = std::function<void(std::string_view begin, std::string_view word, int times)>;
+  const Work work = [&](std::string_view begin, std::string_view word, int times) {
+    const absl::Time end = absl::Now() + absl::Seconds(30);
+    while (absl::Now() < end) {
+      const std::string heard = heard_so_far();
+      const size_t from = heard.find(begin);
+      if (from != std::string::npos && TimesIn(heard.substr(from), word) >= times) return;
+      usleep(10'000);
+    }
+  };
   class Slow final : public Process {
    public:
-    Slow() { usleep(1'200'000); }
+    explicit Slow(const Work& work) : work_(work) { work_("", "EXTEND_TIMEOUT_USEC=", 2); }
     bool MakesProgress() override {
       if (++asked_ == 3) kill(getpid(), SIGTERM);
       return true;
     }
-    void Drain(absl::Duration /*grace*/) override { usleep(400'000); }
+    void Drain(absl::Duration /*grace*/) override { work_("STOPPING=1", "WATCHDOG=1", 3); }
     std::vector<std::string> addresses() const override { return {}; }
 
    private:
+    const Work& work_;
     int asked_ = 0;
   };
-  const auto create = [&](const v1::Config& /*config*/) { return std::make_unique<Slow>(); };
-  // A socket holds few messages that nobody has read, so the process that sends them reads them,
-  // too.
-  const std::string heard_path = dir_ + "/heard";
+  const auto create = [&](const v1::Config& /*config*/) { return std::make_unique<Slow>(work); };
   const auto listen = [&](int flags) {
     std::ofstream out(heard_path, std::ios::app);
     char message[512];
@@ -393,19 +413,12 @@ TEST_F(DaemonTest, SystemdIsKeptFromShootingABusyProcess) {
   };
   EXPECT_EXIT(run(), ExitedWithCode(0), "");
   listen(MSG_DONTWAIT);
-  std::stringstream said;
-  said << std::ifstream(heard_path).rdbuf();
-  const std::string heard = said.str();
-  const auto count = [](std::string_view text, std::string_view word) {
-    int times = 0;
-    for (size_t at = 0; (at = text.find(word, at)) != std::string_view::npos; ++at) ++times;
-    return times;
-  };
+  const std::string heard = heard_so_far();
   const size_t ready = heard.find("READY=1"), stopping = heard.find("STOPPING=1");
   ASSERT_NE(stopping, std::string::npos) << heard;
-  EXPECT_GE(count(heard.substr(0, ready), "EXTEND_TIMEOUT_USEC="), 2) << heard;
-  EXPECT_GE(count(heard.substr(ready, stopping - ready), "WATCHDOG=1"), 2) << heard;
-  EXPECT_GE(count(heard.substr(stopping), "WATCHDOG=1"), 3) << heard;
+  EXPECT_GE(TimesIn(heard.substr(0, ready), "EXTEND_TIMEOUT_USEC="), 2) << heard;
+  EXPECT_GE(TimesIn(heard.substr(ready, stopping - ready), "WATCHDOG=1"), 2) << heard;
+  EXPECT_GE(TimesIn(heard.substr(stopping), "WATCHDOG=1"), 3) << heard;
 }
 
 TEST_F(DaemonTest, OnlyRunDirIsOpenToOtherUsers) {

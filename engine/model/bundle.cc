@@ -90,7 +90,7 @@ absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptio
 absl::Status PackBundle(const std::string& path, const std::string& cache_dir, ThreadPool& pool,
                         const std::function<void(double done)>& progress,
                         const std::atomic<bool>* cancel) {
-  if (PackedFile::LooksPacked(path)) return absl::OkStatus();
+  if (PackedFile::LooksPacked(path)) return PackedFile::Open(path).status();
   WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
   WITHY_RETURN_IF_ERROR(JoinProblems(JudgeServability(file, {}).problems));
   return EnsurePacked(

@@ -58,8 +58,8 @@ Servability JudgeServability(const GgufFile& file, const TextOptions& text);
 absl::StatusOr<ModelBundle> OpenBundle(const std::string& path, const ModelOptions& options,
                                        const TextOptions& text = {});
 
-// Packs the GGUF `path` into `cache_dir`, so that OpenBundle finds it packed. Nothing is done for a
-// packed file. Errors: JudgeServability's problems in one; as EnsurePacked.
+// Packs the GGUF `path` into `cache_dir`, so that OpenBundle finds it packed. A packed file is only
+// looked at. Errors: JudgeServability's problems in one; as EnsurePacked; as PackedFile::Open.
 absl::Status PackBundle(const std::string& path, const std::string& cache_dir, ThreadPool& pool,
                         const std::function<void(double done)>& progress,
                         const std::atomic<bool>* cancel);

@@ -10,6 +10,7 @@
 #include "base/utf8.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
+#include "engine/weights/packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -46,6 +47,23 @@ TEST(BundleTest, AnUnknownTemplateNameIsRefused) {
   const auto bundle = OpenBundle(WriteTiny(folder, TinyShape(), GgmlType::kQ8_0), options,
                                  {.chat_template = "nonsense"});
   EXPECT_FALSE(bundle.ok());
+}
+
+TEST(BundleTest, APackedFileIsLookedAtBeforeItIsChosen) {
+  TestFolder folder;
+  ThreadPool pool(1);
+  const std::string gguf = WriteTiny(folder, TinyShape(), GgmlType::kQ8_0);
+  const auto pack = [&](const std::string& path) {
+    return PackBundle(
+        path, folder.path(), pool, [](double) {}, nullptr);
+  };
+  ASSERT_TRUE(pack(gguf).ok());
+  const std::string packed = PackedPath(gguf, folder.path());
+  ASSERT_TRUE(pack(packed).ok());
+  std::filesystem::resize_file(packed, std::filesystem::file_size(packed) / 2);
+  const absl::Status status = pack(packed);
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(packed));
 }
 
 // JudgeServability and OpenBundle report the same status for every fault of a file.

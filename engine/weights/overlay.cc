@@ -65,6 +65,7 @@ class OverlayChecker {
     }
     WITHY_ASSIGN_OR_RETURN(const PackedLayout layout, PlanLayout(plain_));
     plan_.shape = layout.shape;
+    WITHY_RETURN_IF_ERROR(RefuseFused());
     WITHY_RETURN_IF_ERROR(WithRemedy(CheckKeysKnown()));
     WITHY_RETURN_IF_ERROR(CheckSource(source_sha256));
     const ModelShape& s = plan_.shape;
@@ -114,6 +115,19 @@ class OverlayChecker {
       return absl::InvalidArgumentError(absl::StrCat(overlay_.path(), ": metadata key ",
                                                      ValidUtf8(entry.key, kMaxShownBytes),
                                                      " does not belong to an overlay"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Units are moved within a tensor by its name, and such a tensor holds those of several matrices.
+  absl::Status RefuseFused() const {
+    for (const TensorInfo& tensor : plain_.tensors()) {
+      const bool gate_up = plan_.shape.fused_gate_up && tensor.name.ends_with(".ffn_up.weight");
+      if (!gate_up && !tensor.name.ends_with(".attn_qkv.weight")) continue;
+      return absl::UnimplementedError(
+          absl::StrCat(plain_.path(), ": tensor ", tensor.name,
+                       " holds several matrices in one, and an overlay moves rows of single ones: "
+                       "use the model without levels"));
     }
     return absl::OkStatus();
   }

@@ -325,6 +325,16 @@ TEST_F(OverlayTest, AnotherFilesOverlayIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "elastic.gguf"));
 }
 
+TEST_F(OverlayTest, AModelWhoseMatricesAreJoinedIsRefused) {
+  Make(Heads(8, 2, "phi3"), {20, 60});
+  const absl::Status status = Apply();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("plain.gguf: tensor blk.0.ffn_up.weight"),
+                    HasSubstr("use the model without levels")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "elastic.gguf"));
+}
+
 TEST_F(OverlayTest, HeadsStayInTheirGroup) {
   Make(TinyShape(), {50});
   const size_t group = static_cast<size_t>(shape_.heads / shape_.kv_heads);

@@ -199,7 +199,7 @@ class ShapeReader {
       shape_.embedding_scale = std::sqrt(static_cast<float>(shape_.d_model));
     }
     if (architecture_->layers_scaled_by_width == shape_.layers) {
-      const int32_t width = shape_.d_model / shape_.heads;
+      const int32_t width = std::max(1, shape_.d_model / shape_.heads);
       shape_.attention_scale = 1.0f / std::sqrt(static_cast<float>(width));
     }
     if (architecture_->multipliers) WITHY_RETURN_IF_ERROR(ReadMultipliers());

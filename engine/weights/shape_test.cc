@@ -242,6 +242,13 @@ TEST(ShapeTest, FactorsAndCapsAreTheFiles) {
   });
   ASSERT_TRUE(large.ok()) << large.status();
   EXPECT_EQ(large->attention_scale, 0.125f) << "the 27 B model scales by its width of heads, 64";
+  const auto narrow = ShapeOf("gemma2", [](GgufWriter& w) {
+    w.Set<uint32_t>("gemma2.block_count", 46);
+    w.Set<uint32_t>("gemma2.attention.head_count", 256);
+    w.Set<uint32_t>("gemma2.attention.key_length", 32);
+  });
+  ASSERT_TRUE(narrow.ok()) << narrow.status();
+  EXPECT_EQ(narrow->attention_scale, 1.0f) << "more heads than its width";
   EXPECT_THAT(BeyondLlama(*gemma), HasSubstr("GELU, scaled embeddings, soft-caps"));
   EXPECT_EQ(BeyondLlama(*ShapeOf("qwen3", [](GgufWriter&) {})), "");
 }

@@ -324,7 +324,8 @@ TEST(MachineTest, ConnectionsThatSayNothingHoldUpNoScrape) {
     text.append(buffer, static_cast<size_t>(n));
   }
   EXPECT_THAT(text, HasSubstr("withy_up{process=\"profiler_agent\"} 1"));
-  EXPECT_LT(absl::Now() - started, absl::Seconds(2));
+  // One of them alone has ten seconds for its request.
+  EXPECT_LT(absl::Now() - started, absl::Seconds(8));
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ class ModelUseTest : public ::testing::Test {
 
   const std::string slow_ = TestSlowPath();
   const std::string other_ = TestElasticPath();
-  Board board_{{"model.path=" + slow_}};
+  // A busy machine's answers end before the drain does.
+  Board board_{{"model.path=" + slow_, "orchestrator.drain_s=120"}};
   std::unique_ptr<v1::LlmService::Stub> stub_;
   std::string token_;
 };
@@ -89,6 +90,7 @@ TEST_F(ModelUseTest, RunningAnswersEndOnTheOldModelAndContextsGoOnWithTheNewOne)
     if (++deltas == 4) change = std::thread([&] { EXPECT_TRUE(Use(other_).ok()); });
     return true;
   });
+  ASSERT_TRUE(change.joinable()) << during.status;
   change.join();
   EXPECT_TRUE(during.status.ok()) << during.status;
   EXPECT_EQ(during.text, whole.text);
@@ -148,6 +150,9 @@ TEST_F(ModelUseTest, AChoiceThatDoesNotOpenIsGivenUpForTheConfiguredModel) {
   WriteChoice(of_another);
   Restart();
   WaitFor(other_);
+  WriteChoice(of_another + " failure: \"no room\"");
+  Restart();
+  WaitFor(slow_);
   WriteChoice("path {");
   Restart();
   EXPECT_EQ(WaitFor(slow_).refused_model(), "");

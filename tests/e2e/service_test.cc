@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
@@ -571,21 +572,17 @@ TEST_F(ServiceTest, APythonClientGetsTheAnswerThatACppClientGets) {
 
 TEST_F(ServiceTest, DrainsOnSigterm) {
   StartBoard();
+  absl::Notification runs;
   std::thread caller([&] {
-    const Answer answer = Generate(*stub_, token_, UserRequest("", "before the end", 200));
+    const Answer answer =
+        Generate(*stub_, token_, UserRequest("", "before the end", 200), [&](const Answer&) {
+          if (!runs.HasBeenNotified()) runs.Notify();
+          return true;
+        });
     EXPECT_TRUE(answer.status.ok()) << answer.status;
+    if (!runs.HasBeenNotified()) runs.Notify();
   });
-  // The call runs as soon as the worker counts it.
-  while (true) {
-    grpc::ClientContext context;
-    Authorise(&context, token_);
-    v1::GetStatusResponse status;
-    ASSERT_TRUE(stub_->GetStatus(&context, {}, &status).ok());
-    if (status.processes(0).status().running_calls() + status.processes(0).status().queued_calls() >
-        0)
-      break;
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  runs.WaitForNotification();
   EXPECT_EQ(board_->Stop("orchestrator"), 0);
   caller.join();
 }
