@@ -30,8 +30,8 @@ for process in context-store model-worker; do
   kill -KILL "$old"
   while kill -0 "$old" 2>/dev/null; do read -rt 0.05 <> <(:) || true; done
   until_serving
-  new=$(pgrep -g "$runner" -f "bin/withy-$process ")
-  [[ $new != "$old" ]] || { echo "withy-$process was not started again"; exit 1; }
+  new=$(pgrep -g "$runner" -f "bin/withy-$process ") || true
+  [[ -n $new && $new != "$old" ]] || { echo "withy-$process was not started again"; exit 1; }
 done
 kill -TERM "$runner"
 status=0

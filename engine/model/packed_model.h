@@ -33,7 +33,9 @@ class PackedModel : public Model {
   bool Wakes() const override { return wakes_; }
   WeightStreamStats weight_stats() const override;
   std::string packed_path() const override { return file_->path(); }
-  bool weights_in_memory() const override { return stream_ == nullptr && file_->in_memory(); }
+  bool weights_in_memory() const override {
+    return stream_ == nullptr && file_->in_memory() && !file_->rests();
+  }
   const GgufFile& metadata() const override { return file_->metadata(); }
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override;
 

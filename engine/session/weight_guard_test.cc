@@ -122,6 +122,18 @@ TEST_F(WeightGuardTest, DamageBehindWeightsInMemoryHarmsNoAnswer) {
   EXPECT_TRUE(found_at_start_.ok());
 }
 
+// Its next call reads the weights again, from the file.
+TEST_F(WeightGuardTest, DamageWhileAModelRestsEndsIt) {
+  const auto model = Open(ModelOptions::WeightPlace::kCopied);
+  ASSERT_TRUE(model->Rest());
+  EXPECT_FALSE(model->weights_in_memory());
+  const WeightGuard guard(*model, Options(gguf_), metrics_);
+  Spoil(model->packed_path());
+  ASSERT_TRUE(told_.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(absl::IsUnavailable(unusable_)) << unusable_;
+  EXPECT_TRUE(harmless_.ok());
+}
+
 TEST_F(WeightGuardTest, BehindWeightsInMemoryAMissingGgufIsNamed) {
   const auto model = Open(ModelOptions::WeightPlace::kCopied);
   fs::remove(gguf_);

@@ -3,6 +3,7 @@
 // model needs, the model reports it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -65,6 +66,8 @@ class PackedFile {
   absl::Status Wake();
   // Whether MoveToMemory was called.
   bool in_memory() const { return !memory_.bytes().empty(); }
+  // Whether Rest gave the memory back, and Wake has not read it again. Any thread.
+  bool rests() const { return rests_; }
   void MoveTensor(size_t index, const std::byte* data);
   void ForgetData() const;
   // Whether the file begins like a packed file; false if it cannot be read.
@@ -106,7 +109,7 @@ class PackedFile {
   std::string path_;
   std::span<const std::byte> bytes_;  // the mapping
   HugeMemory memory_;                 // holds the data section after MoveToMemory
-  bool rests_ = false;                // after Rest
+  std::atomic<bool> rests_ = false;   // after Rest
   PackedTrailer trailer_;
   std::vector<std::byte> table_;
   std::vector<std::byte> metadata_bytes_;
