@@ -41,11 +41,11 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       apps_(backends_, clock),
       workers_(backends_, clock, tlm_ == nullptr ? 0 : tlm_->us_per_byte()),
       counter_(config, backends_, workers_),
-      scores_(apps_, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
              config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
       budgets_(config, recorder, clock),
+      scores_(apps_, backends_, workers_, board_, budgets_),
       auditor_(config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, scores_, clock, recorder,
@@ -119,6 +119,7 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
                                                absl::Time deadline,
                                                const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, budgets_.Begin(apps_.NameOf(app_id)));
   const IncomingCall call{RandomId64(), clock_.SteadyNanos(), {}, over};
   WITHY_ASSIGN_OR_RETURN(const Prepared prepared,
                          Prepare(Parts(), app_id, request, call, deadline));
@@ -127,6 +128,15 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
   response.set_queue_position(prepared.queue_position);
   response.set_prompt_tokens(prepared.tokens.prompt_tokens());
   return response;
+}
+
+absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& app_id,
+                                                             const v1::CountTokensRequest& request,
+                                                             absl::Time deadline,
+                                                             const engine::CancelCheck& over) {
+  WITHY_RETURN_IF_ERROR(ValidateCountTokens(request));
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, budgets_.Begin(apps_.NameOf(app_id)));
+  return counter_.CountTokens(app_id, request, deadline, over);
 }
 
 absl::StatusOr<AnsweringModel> Gateway::FindModel(const std::string& model, absl::Time deadline) {

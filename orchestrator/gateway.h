@@ -34,7 +34,7 @@ class Gateway {
   Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock);
 
   AppRecords& apps() { return apps_; }
-  TokenCounter& counter() { return counter_; }
+  const TokenCounter& counter() const { return counter_; }
   TextScores& scores() { return scores_; }
   Readiness& readiness() { return readiness_; }
   const AppBudgets& budgets() const { return budgets_; }
@@ -61,6 +61,10 @@ class Gateway {
   absl::StatusOr<v1::PlanResponse> Plan(const std::string& app_id,
                                         const v1::GenerateRequest& request, absl::Time deadline,
                                         const engine::CancelCheck& over);
+  absl::StatusOr<v1::CountTokensResponse> CountTokens(const std::string& app_id,
+                                                      const v1::CountTokensRequest& request,
+                                                      absl::Time deadline,
+                                                      const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
   // The worker that answers calls that name this model ("": the target), as it was asked last:
   // calls notice themselves if it serves another model by now. Errors: NOT_FOUND, UNAVAILABLE.
@@ -78,11 +82,11 @@ class Gateway {
   AppRecords apps_;
   Workers workers_;
   TokenCounter counter_;
-  TextScores scores_;
   CallTable calls_;
   CallRegistry registry_;
   BoardWatch board_;
   AppBudgets budgets_;
+  TextScores scores_;
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

@@ -86,8 +86,6 @@ template <typename Part>
 Part& PartOf(Gateway& gateway) {
   if constexpr (std::is_same_v<Part, AppRecords>) {
     return gateway.apps();
-  } else if constexpr (std::is_same_v<Part, TokenCounter>) {
-    return gateway.counter();
   } else {
     return gateway;
   }
@@ -153,7 +151,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   }
   grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
                                         ByteBuffer* response) override {
-    return ForWaitingApp<&TokenCounter::CountTokens>(context, request, response);
+    return ForWaitingApp<&Gateway::CountTokens>(context, request, response);
   }
   grpc::ServerUnaryReactor* Plan(CallbackServerContext* context, const ByteBuffer* request,
                                  ByteBuffer* response) override {

@@ -305,7 +305,9 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
                           grpc::ServerWriter<v1::ScoreResponse>* writer) {
   v1::ScoreResponse response;
   response.set_progress(0.5);
+  response.set_computed_tokens(request.text().size() / 2);
   writer->Write(response);
+  if (request.text() == "die late") return {StatusCode::UNAVAILABLE, "died"};
   if (request.text().starts_with("hold") || request.prompt().text() == "hold score") {
     std::unique_lock lock(mutex_);
     while (!released_ && !context->IsCancelled()) {
@@ -326,6 +328,7 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
     token.mutable_alternatives(0)->set_logprob(-0.5);
   }
   response.set_progress(1);
+  response.set_computed_tokens(request.text().size());
   response.mutable_result()->set_tokens(static_cast<uint32_t>(request.text().size()));
   response.mutable_result()->set_logprob_sum(-static_cast<double>(request.text().size()));
   const bool differs =

@@ -128,7 +128,7 @@ class HttpDoor::Server {
   absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
   absl::StatusOr<v1::CountTokensResponse> Count(const std::string& app_id,
                                                 const v1::GenerateRequest& asked,
-                                                const std::function<bool()>& over) const;
+                                                const std::function<bool()>& over);
   absl::Status EchoAlone(Call& call, const AnsweringModel& model);
   absl::Status Generate(Call& call, const v1::GenerateRequest& request);
   // Sends what an event makes of the answer. False: the client did not take it.
@@ -303,11 +303,11 @@ absl::Status HttpDoor::Server::AnswerChoice(const http::Exchange& exchange, Requ
 
 absl::StatusOr<v1::CountTokensResponse> HttpDoor::Server::Count(
     const std::string& app_id, const v1::GenerateRequest& asked,
-    const std::function<bool()>& over) const {
+    const std::function<bool()>& over) {
   v1::CountTokensRequest count;
   *count.mutable_prompt() = asked.prompt();
   count.set_model(asked.model());
-  return gateway_.counter().CountTokens(app_id, count, absl::Now() + kStoreTime, over);
+  return gateway_.CountTokens(app_id, count, absl::Now() + kStoreTime, over);
 }
 
 absl::Status HttpDoor::Server::CountPrompt(const Request& request) {
