@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,7 @@
 #include "base/clock.h"
 #include "orchestrator/board/readiness.h"
 #include "orchestrator/call/call_parts.h"
+#include "orchestrator/call/refusals.h"
 #include "orchestrator/call/score.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/config.pb.h"
@@ -26,8 +28,9 @@ struct AnsweringModel {
   WorkerInfo worker;  // never null
 };
 
-// Thread-safe. Methods may block for as long as the call's deadline allows, but Arrive, Leave and
-// RetryAfterMs; none of the others is for gRPC's own threads. Errors: as llm_service.proto says.
+// Thread-safe. Methods may block for as long as the call's deadline allows, but Arrive, Leave,
+// Refused and RetryAfterMs; none of the others is for gRPC's own threads. Errors: as
+// llm_service.proto says.
 class Gateway {
  public:
   // `config` must be filled (base/config.h). Opens the TLM, if there is one.
@@ -41,8 +44,12 @@ class Gateway {
 
   // Takes a place for a call, or refuses (policy::Admission::Arrive); every call that arrived
   // leaves.
-  absl::Status Arrive(uint64_t id);
+  absl::Status Arrive(const IncomingCall& call);
   void Leave(uint64_t id, const absl::Status& status);
+  // A call, of any method, that `status` ended before the gateway had it. Does not block.
+  void Refused(RefusedCall call, const absl::Status& status) {
+    refusals_.Tell(std::move(call), status);
+  }
   // From now on calls are refused; waits until those that arrived have left, at most `grace`.
   void Drain(absl::Duration grace) {
     readiness_.Drain();
@@ -73,6 +80,13 @@ class Gateway {
 
  private:
   CallParts Parts();
+  absl::StatusOr<v1::PlanResponse> PlanFor(const std::string& app_id,
+                                           const v1::GenerateRequest& request, absl::Time deadline,
+                                           const engine::CancelCheck& over);
+  absl::StatusOr<v1::CountTokensResponse> CountFor(const std::string& app_id,
+                                                   const v1::CountTokensRequest& request,
+                                                   absl::Time deadline,
+                                                   const engine::CancelCheck& over);
 
   const Clock& clock_;
   telemetry::Recorder& recorder_;
@@ -80,6 +94,7 @@ class Gateway {
   Backends backends_;
   const std::unique_ptr<TlmReader> tlm_;  // null: none
   AppRecords apps_;
+  Refusals refusals_;
   Workers workers_;
   TokenCounter counter_;
   CallTable calls_;

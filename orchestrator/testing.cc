@@ -338,6 +338,21 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
   return Status::OK;
 }
 
+Status FakeProfiler::ReportCall(grpc::ServerContext*, const v1::ReportCallRequest* request,
+                                v1::ReportCallResponse*) {
+  const std::lock_guard lock(mutex_);
+  reports_.push_back(request->report());
+  changed_.notify_all();
+  return Status::OK;
+}
+
+v1::CallReport FakeProfiler::Next() {
+  std::unique_lock lock(mutex_);
+  const bool came = changed_.wait_for(lock, std::chrono::seconds(60),
+                                      [this] { return reports_.size() > taken_; });
+  return came ? reports_[taken_++] : v1::CallReport();
+}
+
 void FakeScorer::Release() {
   const std::lock_guard lock(mutex_);
   released_ = true;
@@ -467,6 +482,7 @@ Board::~Board() {
   orchestrator_.reset();
   StopWorker();
   draft_server_.reset();
+  profiler_server_.reset();
   store_server_.reset();
   std::filesystem::remove_all(dir_);
 }
@@ -479,6 +495,10 @@ void Board::StopWorker() { worker_server_.reset(); }
 
 void Board::StartDraft() {
   draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
+}
+
+void Board::StartProfiler() {
+  profiler_server_ = Serve("profiler_agent", config_.profiler().listen(), &profiler);
 }
 
 v1::ProcessStatus Board::AwaitCalls(uint32_t calls) {

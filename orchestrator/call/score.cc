@@ -21,7 +21,9 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
                                CallControl& control, const Sink& on_message) {
   WITHY_RETURN_IF_ERROR(control.Check());  // it may have waited for another text
   WITHY_ASSIGN_OR_RETURN(const std::string app_id, apps_.Authenticate(caller, control.deadline()));
-  return ScoreFor(app_id, request, control, on_message);
+  const absl::Status scored = ScoreFor(app_id, request, control, on_message);
+  refusals_.Tell({.method = "Score", .app_id = app_id}, scored);
+  return scored;
 }
 
 absl::Status TextScores::ScoreFor(const std::string& app_id, const v1::ScoreRequest& request,

@@ -17,6 +17,7 @@
 #include "orchestrator/board/workers.h"
 #include "orchestrator/call/app_budgets.h"
 #include "orchestrator/call/call_control.h"
+#include "orchestrator/call/refusals.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
@@ -25,8 +26,13 @@ namespace withy::orchestrator {
 class TextScores {
  public:
   TextScores(AppRecords& apps, Backends& backends, Workers& workers, BoardWatch& board,
-             AppBudgets& budgets)
-      : apps_(apps), backends_(backends), workers_(workers), board_(board), budgets_(budgets) {}
+             AppBudgets& budgets, Refusals& refusals)
+      : apps_(apps),
+        backends_(backends),
+        workers_(workers),
+        board_(board),
+        budgets_(budgets),
+        refusals_(refusals) {}
 
   // Blocks until the text is scored; `on_message` returns false when nobody reads any more. Errors:
   // of AppRecords::Authenticate, AppBudgets::Begin and ModelWorker.Score; UNIMPLEMENTED for the
@@ -63,6 +69,7 @@ class TextScores {
   Workers& workers_;
   BoardWatch& board_;
   AppBudgets& budgets_;
+  Refusals& refusals_;
   absl::Mutex mutex_;
   bool tokens_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Tokens has its turn
   uint32_t callers_ ABSL_GUARDED_BY(mutex_) = 0;        // whose texts are scored, or wait
