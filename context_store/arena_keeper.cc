@@ -51,19 +51,35 @@ absl::Status ArenaKeeper::LoadPreviousWorkers() {
   return absl::OkStatus();
 }
 
-bool ArenaKeeper::PreviousWorkerLives(WorkerInstance attaching) {
-  absl::MutexLock lock(&previous_mutex_);
-  std::erase_if(previous_workers_, [&](const WorkerRecord& worker) {
-    return worker.instance == attaching || !StillRuns(worker);
-  });
-  return !previous_workers_.empty();
+bool ArenaKeeper::PreviousWorkerLives(WorkerInstance attaching, pid_t pid) {
+  RecordBatch ended;
+  bool any_ended = false, any_lives = false;
+  {
+    absl::MutexLock lock(&previous_mutex_);
+    std::erase_if(previous_workers_, [&](const WorkerRecord& worker) {
+      // A worker that begins anew in its process has another instance and the same pid.
+      const bool same_process = pid > 0 && worker.pid == pid;
+      if (worker.instance != attaching && !same_process && StillRuns(worker)) return false;
+      ended.Delete(WorkerKey(worker.instance));
+      return any_ended = true;
+    });
+    any_lives = !previous_workers_.empty();
+  }
+  if (!any_ended) return any_lives;
+  // The next store process would find out by itself.
+  const absl::Status written = parts_.records.db().Write(ended);
+  if (!written.ok()) {
+    spdlog::warn("records of workers that are gone stay: {}", std::string(written.message()));
+  }
+  return any_lives;
 }
 
 absl::StatusOr<Attached> ArenaKeeper::Attach(WorkerInstance worker, const Geometry& geometry,
+                                             pid_t pid,
                                              std::unordered_set<std::string> public_chunks) {
   WITHY_RETURN_IF_ERROR(CheckIdentities(public_chunks));
   absl::MutexLock attaching(&attach_mutex_);
-  if (PreviousWorkerLives(worker)) {
+  if (PreviousWorkerLives(worker, pid)) {
     return absl::FailedPreconditionError(
         "a worker from before the store's restart still has the arena mapped: it must attach "
         "first, or end");

@@ -45,10 +45,11 @@ class ArenaKeeper {
   // its memory is kept. Errors: of the database.
   absl::Status LoadPreviousWorkers();
   // A worker starts or restarts: see LeaseTable::Attach. `public_chunks`: identities of chunks that
-  // contexts of all apps may share, as the worker names them. Errors: also INVALID_ARGUMENT (an
-  // identity that is none), and FAILED_PRECONDITION while a worker of an earlier store process
-  // still has the arena mapped.
-  absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry,
+  // contexts of all apps may share, as the worker names them. `pid`: of its process, whose earlier
+  // runs no longer have the arena mapped; 0: not known. Errors: also INVALID_ARGUMENT (an identity
+  // that is none), and FAILED_PRECONDITION while a worker of an earlier store process still has the
+  // arena mapped.
+  absl::StatusOr<Attached> Attach(WorkerInstance worker, const Geometry& geometry, pid_t pid = 0,
                                   std::unordered_set<std::string> public_chunks = {});
   // Registers a process that is about to get the arena. Errors: ABORTED (stale epoch).
   absl::StatusOr<ArenaOffer> ConnectWorker(WorkerInstance worker, uint64_t epoch, pid_t pid);
@@ -61,7 +62,10 @@ class ArenaKeeper {
   using KeptByContext = std::map<std::string, std::vector<KeptChunk>>;
   using StoredByContext = std::map<std::string, std::vector<ContextChunk>>;
 
-  bool PreviousWorkerLives(WorkerInstance attaching) ABSL_LOCKS_EXCLUDED(previous_mutex_);
+  // Forgets the workers of earlier store processes that no longer have the arena: those that are
+  // dead, and what ran before `attaching` in its process. False: none is left.
+  bool PreviousWorkerLives(WorkerInstance attaching, pid_t pid)
+      ABSL_LOCKS_EXCLUDED(previous_mutex_);
   // Takes over what earlier runs left of contexts for this geometry, in the arena and on disk.
   absl::Status AdoptEarlier(const Geometry& geometry);
   KeptByContext FindKept(const Geometry& geometry, uint64_t* wrong);

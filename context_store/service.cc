@@ -210,7 +210,7 @@ grpc::ServerUnaryReactor* ContextStoreService::Attach(Context* context,
   return OnPool(context, [=, this, geometry = *geometry, costs = *costs]() -> absl::Status {
     WITHY_ASSIGN_OR_RETURN(const Attached attached,
                            store_.arena_keeper().Attach(
-                               request->worker_instance(), geometry,
+                               request->worker_instance(), geometry, request->pid(),
                                {request->public_chunks().begin(), request->public_chunks().end()}));
     store_.costs().SetWorkerCosts(costs);
     response->set_epoch(attached.epoch);

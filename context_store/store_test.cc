@@ -240,6 +240,29 @@ TEST_F(StoreTest, AKeptArenaIsUsedAgainButNotUnderTheHandsOfAFormerWorker) {
   EXPECT_TRUE(next->arena_keeper().Attach(8, StoreGeometry()).ok());
 }
 
+// The store was restarted while the worker began anew in its process, as with another model.
+TEST_F(StoreTest, AWorkerThatBeganAnewInItsProcessTakesAKeptArenaOver) {
+  const uint64_t epoch = store_->arena_keeper().Attach(7, StoreGeometry(), getpid())->epoch;
+  ASSERT_TRUE(store_->arena_keeper().ConnectWorker(7, epoch, getpid()).ok());
+  UniqueFd kept(fcntl(store_->arena().fd(), F_DUPFD_CLOEXEC, 0));
+  const std::string killed = dir_.Snapshot("db");
+  {
+    auto next = OpenStore(killed, UniqueFd(fcntl(kept.get(), F_DUPFD_CLOEXEC, 0)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        next->arena_keeper().Attach(8, StoreGeometry('n'), getppid()).status()))
+        << "another process, while the one from before has the arena";
+    const auto attached = next->arena_keeper().Attach(8, StoreGeometry('n'), getpid());
+    ASSERT_TRUE(attached.ok()) << attached.status();
+    EXPECT_TRUE(next->arena_keeper().ConnectWorker(8, attached->epoch, getpid()).ok());
+  }
+  // What was remembered of its earlier run is gone for good; the present run is remembered.
+  auto last = OpenStore(killed, std::move(kept));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(last->arena_keeper().Attach(9, StoreGeometry('n')).status()));
+  EXPECT_TRUE(last->arena_keeper().Attach(8, StoreGeometry('n')).ok());
+  EXPECT_TRUE(last->arena_keeper().Attach(9, StoreGeometry('n')).ok());
+}
+
 TEST_F(StoreTest, AnArenaOfAnotherSizeIsNotUsed) {
   auto memfd = CreateSealedMemfd("other", kArenaBytes * 2);
   ASSERT_TRUE(memfd.ok());

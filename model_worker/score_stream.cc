@@ -94,19 +94,23 @@ ScoreStream::ScoreStream(std::shared_ptr<Queue> queue, std::shared_ptr<ScorePlac
   reported_.top_logprobs = static_cast<int32_t>(request.logprobs());
 }
 
-void ScoreStream::Scored(std::span<const engine::Sample> tokens, double progress) {
+void ScoreStream::Scored(std::span<const engine::Sample> tokens,
+                         const serving::ScoreProgress& progress) {
+  computed_tokens_ = progress.computed_tokens;
   if (tokens.empty() && !pace_.Due(Clock::Real().SteadyNanos())) return;
   v1::ScoreResponse response;
   for (const engine::Sample& token : tokens) {
     *response.add_tokens() = engine::ToWire(token, reported_, tokenizer_);
   }
-  response.set_progress(progress);
+  response.set_progress(progress.share);
+  response.set_computed_tokens(computed_tokens_);
   queue_->Push(std::move(response));
 }
 
 void ScoreStream::Finished(const std::vector<engine::TextScore>& scores) {
   v1::ScoreResponse response;
   response.set_progress(1);
+  response.set_computed_tokens(computed_tokens_);
   *response.mutable_result() = engine::ScoreResultToWire(scores);
   place_->Leave();
   queue_->Push(std::move(response));

@@ -48,7 +48,8 @@ class ScoreStream final : public serving::ScoreSink {
   ScoreStream(std::shared_ptr<Queue> queue, std::shared_ptr<ScorePlace> place,
               const v1::ScoreRequest& request, const engine::Tokenizer& tokenizer);
 
-  void Scored(std::span<const engine::Sample> tokens, double progress) override;
+  void Scored(std::span<const engine::Sample> tokens,
+              const serving::ScoreProgress& progress) override;
   void Finished(const std::vector<engine::TextScore>& scores) override;
   void Failed(const absl::Status& status) override;
   bool HasRoom() const override { return queue_->HasRoom(); }
@@ -60,6 +61,7 @@ class ScoreStream final : public serving::ScoreSink {
   const engine::Tokenizer& tokenizer_;
   engine::SamplingParams reported_;  // what of a token is told
   engine::ProgressPace pace_;
+  uint64_t computed_tokens_ = 0;
 };
 
 }  // namespace withy::model_worker

@@ -18,6 +18,7 @@ struct ScoredText {
   grpc::Status status;
   v1::ScoreResult result;
   std::vector<v1::Token> tokens;
+  uint64_t computed_tokens = 0;
 };
 
 ScoredText Score(v1::ModelWorker::Stub& stub, const v1::ScoreRequest& request) {
@@ -28,6 +29,7 @@ ScoredText Score(v1::ModelWorker::Stub& stub, const v1::ScoreRequest& request) {
   for (v1::ScoreResponse message; reader->Read(&message);) {
     scored.tokens.insert(scored.tokens.end(), message.tokens().begin(), message.tokens().end());
     if (message.has_result()) scored.result = message.result();
+    scored.computed_tokens = message.computed_tokens();
   }
   scored.status = reader->Finish();
   return scored;
@@ -52,6 +54,7 @@ TEST_F(ServiceTest, ATextIsScored) {
   EXPECT_EQ(itself.result.reference_perplexity(), itself.result.perplexity());
   EXPECT_EQ(itself.result.divergence_mean(), 0);
   EXPECT_EQ(itself.result.top1_agreement(), 1);
+  EXPECT_EQ(itself.computed_tokens, 2 * itself.result.tokens()) << "the reference's, too";
 
   request.mutable_setting()->set_model_level_percent(50);
   request.set_report_tokens(true);

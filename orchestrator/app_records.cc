@@ -50,6 +50,12 @@ absl::StatusOr<std::string> AppRecords::Authenticate(const Caller& caller, absl:
   return app.app_id();
 }
 
+std::string AppRecords::Recall(const Caller& caller) {
+  const bool by_name = caller.certified_app.has_value();
+  return by_name ? certified_.Recall(*caller.certified_app).value_or("")
+                 : auth_.Recall(caller.token).value_or("");
+}
+
 bool AppRecords::KnowsName(const std::string& app_id) const {
   absl::MutexLock lock(&names_mutex_);
   return names_.contains(app_id);

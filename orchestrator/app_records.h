@@ -34,6 +34,9 @@ class AppRecords {
 
   // The app that calls. Errors: UNAUTHENTICATED, UNAVAILABLE.
   absl::StatusOr<std::string> Authenticate(const Caller& caller, absl::Time deadline);
+  // The app that calls, as far as it is known without a question to the store, for reports; else
+  // empty. Does not block.
+  std::string Recall(const Caller& caller);
   // The name of an app that authenticated lately; else its id.
   std::string NameOf(const std::string& app_id) const;
   // `current_token` came with the call; it renews its app's token.

@@ -18,6 +18,14 @@ std::optional<std::string> AuthCache::Find(std::string_view token, int64_t now_n
   return it->second.app_id;
 }
 
+std::optional<std::string> AuthCache::Recall(std::string_view token) {
+  const std::string key = Sha256(token);
+  absl::MutexLock lock(&mutex_);
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return std::nullopt;
+  return it->second.app_id;
+}
+
 void AuthCache::Put(std::string_view token, std::string_view app_id, int64_t now_ns) {
   const std::string key = Sha256(token);
   absl::MutexLock lock(&mutex_);

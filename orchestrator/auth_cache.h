@@ -22,6 +22,8 @@ class AuthCache {
   AuthCache(int64_t ttl_ns, size_t limit) : ttl_ns_(ttl_ns), limit_(limit) {}
 
   std::optional<std::string> Find(std::string_view token, int64_t now_ns);
+  // Also of an entry that has ended: whose the token was when it was good.
+  std::optional<std::string> Recall(std::string_view token);
   void Put(std::string_view token, std::string_view app_id, int64_t now_ns);
   // After its token was renewed.
   void ForgetApp(std::string_view app_id);

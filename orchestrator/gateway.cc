@@ -39,13 +39,14 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       backends_(config),
       tlm_(TlmReader::Open(config, clock)),
       apps_(backends_, clock),
+      refusals_(apps_, backends_, clock),
       workers_(backends_, clock, tlm_ == nullptr ? 0 : tlm_->us_per_byte()),
       counter_(config, backends_, workers_),
-      scores_(apps_, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
              config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
       budgets_(config, recorder, clock),
+      scores_(apps_, backends_, workers_, board_, budgets_, refusals_),
       auditor_(config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, scores_, clock, recorder,
@@ -72,15 +73,19 @@ CallParts Gateway::Parts() {
           .prober = prober_.get()};
 }
 
-absl::Status Gateway::Arrive(uint64_t id) {
-  absl::Status status = calls_.Arrive(id);
+absl::Status Gateway::Arrive(const IncomingCall& call) {
+  absl::Status status = calls_.Arrive(call.id);
   if (absl::IsResourceExhausted(status)) {
     status = WithReason(rpc::WithRetryAfter(status, RetryAfterMs()), "QUEUE_FULL");
   } else if (absl::IsUnavailable(status)) {
     status = WithReason(rpc::WithRetryAfter(status, kDrainRetryMs), "DRAINING");
   }
-  if (!status.ok()) metrics_.Ended(status);
-  if (status.ok() && auditor_ != nullptr) auditor_->CallStarts();
+  if (!status.ok()) {
+    metrics_.Ended(status);
+    Refused({.id = call.id, .arrived_ns = call.arrived_ns, .caller = call.caller}, status);
+  } else if (auditor_ != nullptr) {
+    auditor_->CallStarts();
+  }
   return status;
 }
 
@@ -118,7 +123,22 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
                                                const v1::GenerateRequest& request,
                                                absl::Time deadline,
                                                const engine::CancelCheck& over) {
+  const int64_t arrived_ns = clock_.SteadyNanos();
+  absl::StatusOr<v1::PlanResponse> planned = PlanFor(app_id, request, deadline, over);
+  Refused({.method = "Plan",
+           .arrived_ns = arrived_ns,
+           .app_id = app_id,
+           .request_id = request.request_id()},
+          planned.status());
+  return planned;
+}
+
+absl::StatusOr<v1::PlanResponse> Gateway::PlanFor(const std::string& app_id,
+                                                  const v1::GenerateRequest& request,
+                                                  absl::Time deadline,
+                                                  const engine::CancelCheck& over) {
   WITHY_RETURN_IF_ERROR(ValidateGenerate(request));
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, budgets_.Begin(apps_.NameOf(app_id)));
   const IncomingCall call{RandomId64(), clock_.SteadyNanos(), {}, over};
   WITHY_ASSIGN_OR_RETURN(const Prepared prepared,
                          Prepare(Parts(), app_id, request, call, deadline));
@@ -127,6 +147,25 @@ absl::StatusOr<v1::PlanResponse> Gateway::Plan(const std::string& app_id,
   response.set_queue_position(prepared.queue_position);
   response.set_prompt_tokens(prepared.tokens.prompt_tokens());
   return response;
+}
+
+absl::StatusOr<v1::CountTokensResponse> Gateway::CountTokens(const std::string& app_id,
+                                                             const v1::CountTokensRequest& request,
+                                                             absl::Time deadline,
+                                                             const engine::CancelCheck& over) {
+  const int64_t arrived_ns = clock_.SteadyNanos();
+  absl::StatusOr<v1::CountTokensResponse> counted = CountFor(app_id, request, deadline, over);
+  Refused({.method = "CountTokens", .arrived_ns = arrived_ns, .app_id = app_id}, counted.status());
+  return counted;
+}
+
+absl::StatusOr<v1::CountTokensResponse> Gateway::CountFor(const std::string& app_id,
+                                                          const v1::CountTokensRequest& request,
+                                                          absl::Time deadline,
+                                                          const engine::CancelCheck& over) {
+  WITHY_RETURN_IF_ERROR(ValidateCountTokens(request));
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, budgets_.Begin(apps_.NameOf(app_id)));
+  return counter_.CountTokens(app_id, request, deadline, over);
 }
 
 absl::StatusOr<AnsweringModel> Gateway::FindModel(const std::string& model, absl::Time deadline) {

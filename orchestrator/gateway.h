@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,7 @@
 #include "base/clock.h"
 #include "orchestrator/board/readiness.h"
 #include "orchestrator/call/call_parts.h"
+#include "orchestrator/call/refusals.h"
 #include "orchestrator/call/score.h"
 #include "telemetry/recorder.h"
 #include "withy/v1/config.pb.h"
@@ -26,23 +28,28 @@ struct AnsweringModel {
   WorkerInfo worker;  // never null
 };
 
-// Thread-safe. Methods may block for as long as the call's deadline allows, but Arrive, Leave and
-// RetryAfterMs; none of the others is for gRPC's own threads. Errors: as llm_service.proto says.
+// Thread-safe. Methods may block for as long as the call's deadline allows, but Arrive, Leave,
+// Refused and RetryAfterMs; none of the others is for gRPC's own threads. Errors: as
+// llm_service.proto says.
 class Gateway {
  public:
   // `config` must be filled (base/config.h). Opens the TLM, if there is one.
   Gateway(const v1::Config& config, telemetry::Recorder& recorder, const Clock& clock);
 
   AppRecords& apps() { return apps_; }
-  TokenCounter& counter() { return counter_; }
+  const TokenCounter& counter() const { return counter_; }
   TextScores& scores() { return scores_; }
   Readiness& readiness() { return readiness_; }
   const AppBudgets& budgets() const { return budgets_; }
 
   // Takes a place for a call, or refuses (policy::Admission::Arrive); every call that arrived
   // leaves.
-  absl::Status Arrive(uint64_t id);
+  absl::Status Arrive(const IncomingCall& call);
   void Leave(uint64_t id, const absl::Status& status);
+  // A call, of any method, that `status` ended before the gateway had it. Does not block.
+  void Refused(RefusedCall call, const absl::Status& status) {
+    refusals_.Tell(std::move(call), status);
+  }
   // From now on calls are refused; waits until those that arrived have left, at most `grace`.
   void Drain(absl::Duration grace) {
     readiness_.Drain();
@@ -61,6 +68,10 @@ class Gateway {
   absl::StatusOr<v1::PlanResponse> Plan(const std::string& app_id,
                                         const v1::GenerateRequest& request, absl::Time deadline,
                                         const engine::CancelCheck& over);
+  absl::StatusOr<v1::CountTokensResponse> CountTokens(const std::string& app_id,
+                                                      const v1::CountTokensRequest& request,
+                                                      absl::Time deadline,
+                                                      const engine::CancelCheck& over);
   absl::StatusOr<v1::ListModelsResponse> ListModels(absl::Time deadline);
   // The worker that answers calls that name this model ("": the target), as it was asked last:
   // calls notice themselves if it serves another model by now. Errors: NOT_FOUND, UNAVAILABLE.
@@ -69,6 +80,13 @@ class Gateway {
 
  private:
   CallParts Parts();
+  absl::StatusOr<v1::PlanResponse> PlanFor(const std::string& app_id,
+                                           const v1::GenerateRequest& request, absl::Time deadline,
+                                           const engine::CancelCheck& over);
+  absl::StatusOr<v1::CountTokensResponse> CountFor(const std::string& app_id,
+                                                   const v1::CountTokensRequest& request,
+                                                   absl::Time deadline,
+                                                   const engine::CancelCheck& over);
 
   const Clock& clock_;
   telemetry::Recorder& recorder_;
@@ -76,13 +94,14 @@ class Gateway {
   Backends backends_;
   const std::unique_ptr<TlmReader> tlm_;  // null: none
   AppRecords apps_;
+  Refusals refusals_;
   Workers workers_;
   TokenCounter counter_;
-  TextScores scores_;
   CallTable calls_;
   CallRegistry registry_;
   BoardWatch board_;
   AppBudgets budgets_;
+  TextScores scores_;
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

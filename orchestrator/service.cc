@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -72,6 +73,10 @@ ByteBuffer Serialize(const Message& message) {
   return ByteBuffer(&slice, 1);
 }
 
+RefusedCall RefusedBefore(const IncomingCall& call) {
+  return {.id = call.id, .arrived_ns = call.arrived_ns, .caller = call.caller};
+}
+
 // The part of the gateway that a method belongs to, and the request that it takes.
 template <typename Method>
 struct MethodOf;
@@ -86,8 +91,6 @@ template <typename Part>
 Part& PartOf(Gateway& gateway) {
   if constexpr (std::is_same_v<Part, AppRecords>) {
     return gateway.apps();
-  } else if constexpr (std::is_same_v<Part, TokenCounter>) {
-    return gateway.counter();
   } else {
     return gateway;
   }
@@ -153,11 +156,11 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   }
   grpc::ServerUnaryReactor* CountTokens(CallbackServerContext* context, const ByteBuffer* request,
                                         ByteBuffer* response) override {
-    return ForWaitingApp<&TokenCounter::CountTokens>(context, request, response);
+    return ForWaitingApp<&Gateway::CountTokens>("CountTokens", context, request, response);
   }
   grpc::ServerUnaryReactor* Plan(CallbackServerContext* context, const ByteBuffer* request,
                                  ByteBuffer* response) override {
-    return ForWaitingApp<&Gateway::Plan>(context, request, response);
+    return ForWaitingApp<&Gateway::Plan>("Plan", context, request, response);
   }
 
   grpc::ServerUnaryReactor* ListModels(CallbackServerContext* context, const ByteBuffer* request,
@@ -201,16 +204,20 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
     return caller;
   }
 
-  // Runs `work(request, deadline)` on a thread that may block and answers with its result.
+  // Runs `work(request, deadline)` on a thread that may block and answers with its result. A call
+  // that does not come so far is told to `refused`.
   template <typename Request, typename Work>
-  grpc::ServerUnaryReactor* Open(CallbackServerContext* context, const ByteBuffer* bytes,
-                                 ByteBuffer* response, Work work) {
+  grpc::ServerUnaryReactor* Open(
+      CallbackServerContext* context, const ByteBuffer* bytes, ByteBuffer* response, Work work,
+      std::function<void(const absl::Status&)> refused = [](const absl::Status&) {}) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool taken =
-        threads_.shorts.Run([context, bytes, response, reactor, work = std::move(work)] {
+        threads_.shorts.Run([context, bytes, response, reactor, work = std::move(work), refused] {
           Request request;
           absl::Status status = Parse(*bytes, &request);
-          if (status.ok()) {
+          if (!status.ok()) {
+            refused(status);
+          } else {
             const auto result = work(request, DeadlineOf(*context));
             status = result.status();
             if (result.ok()) *response = Serialize(*result);
@@ -224,6 +231,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
               absl::ResourceExhaustedError("too many requests wait: retry after the advised time"),
               200),
           "QUEUE_FULL");
+      refused(full);
       rpc::AddRetryHint(full, context);
       reactor->Finish(rpc::ToGrpc(full));
     }
@@ -246,10 +254,11 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         });
   }
 
-  // The same for a method that encodes prompts, and stops when the app has left.
+  // The same for a method that encodes prompts, and stops when the app has left. It is told of by
+  // its name where it is refused.
   template <auto kMethod>
-  grpc::ServerUnaryReactor* ForWaitingApp(CallbackServerContext* context, const ByteBuffer* bytes,
-                                          ByteBuffer* response) {
+  grpc::ServerUnaryReactor* ForWaitingApp(const char* name, CallbackServerContext* context,
+                                          const ByteBuffer* bytes, ByteBuffer* response) {
     using Method = MethodOf<decltype(kMethod)>;
     using Request = typename Method::RequestType;
     return Open<Request>(
@@ -259,6 +268,9 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
                                  gateway_.apps().Authenticate(CallerOf(*context), deadline));
           return (PartOf<typename Method::Type>(gateway_).*kMethod)(
               app_id, request, deadline, [context] { return context->IsCancelled(); });
+        },
+        [this, name, caller = CallerOf(*context)](const absl::Status& refused) {
+          gateway_.Refused({.method = name, .caller = caller}, refused);
         });
   }
 
@@ -288,7 +300,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     rpc::AddRetryHint(status, context);
     queue->Close(status);
   };
-  if (const absl::Status admitted = gateway_.Arrive(call.id); !admitted.ok()) {
+  if (const absl::Status admitted = gateway_.Arrive(call); !admitted.ok()) {
     close(admitted);
     return queue->reactor();
   }
@@ -297,7 +309,9 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     v1::GenerateRequest request;
     bool stalled = false;
     absl::Status status = Parse(*bytes, &request);
-    if (status.ok()) {
+    if (!status.ok()) {
+      gateway_.Refused(RefusedBefore(call), status);
+    } else {
       status = gateway_.Generate(call, request, control, [&](const v1::GenerateResponse& message) {
         stalled = stalled || !queue->WaitForRoom(kReaderPatience);
         return !stalled && queue->Push(Serialize(message));
@@ -317,6 +331,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
     const absl::Status full = WithReason(
         absl::UnavailableError("orchestrator is shutting down: retry when it is back"), "DRAINING");
     gateway_.Leave(call.id, full);
+    gateway_.Refused(RefusedBefore(call), full);
     close(full);
   }
   return queue->reactor();
@@ -333,15 +348,18 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
               "another text is being scored: retry when it is done; one is scored at a time"),
           policy::kScoreRetryMs),
       "QUEUE_FULL");
+  const Caller caller = CallerOf(*context);
   if (scoring_.exchange(true)) {
+    gateway_.Refused({.method = "Score", .caller = caller}, full);
     queue->Close(full);
     return queue->reactor();
   }
-  const Caller caller = CallerOf(*context);
   const bool taken = scores_.Run([this, caller, bytes, control, queue] {
     v1::ScoreRequest request;
     absl::Status status = Parse(*bytes, &request);
-    if (status.ok()) {
+    if (!status.ok()) {
+      gateway_.Refused({.method = "Score", .caller = caller}, status);
+    } else {
       status = gateway_.scores().Score(caller, request, *control, [&](const auto& message) {
         return queue->WaitForRoom(kReaderPatience) && queue->Push(Serialize(message));
       });
@@ -351,6 +369,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
   });
   if (!taken) {  // the one before has not left its thread yet
     scoring_ = false;
+    gateway_.Refused({.method = "Score", .caller = caller}, full);
     queue->Close(full);
   }
   return queue->reactor();

@@ -305,7 +305,9 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
                           grpc::ServerWriter<v1::ScoreResponse>* writer) {
   v1::ScoreResponse response;
   response.set_progress(0.5);
+  response.set_computed_tokens(request.text().size() / 2);
   writer->Write(response);
+  if (request.text() == "die late") return {StatusCode::UNAVAILABLE, "died"};
   if (request.text().starts_with("hold") || request.prompt().text() == "hold score") {
     std::unique_lock lock(mutex_);
     while (!released_ && !context->IsCancelled()) {
@@ -326,6 +328,7 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
     token.mutable_alternatives(0)->set_logprob(-0.5);
   }
   response.set_progress(1);
+  response.set_computed_tokens(request.text().size());
   response.mutable_result()->set_tokens(static_cast<uint32_t>(request.text().size()));
   response.mutable_result()->set_logprob_sum(-static_cast<double>(request.text().size()));
   const bool differs =
@@ -333,6 +336,21 @@ Status FakeScorer::Answer(grpc::ServerContext* context, const v1::ScoreRequest& 
   response.mutable_result()->set_top1_share(differs ? 1.0 / 3 : 1);
   writer->Write(response);
   return Status::OK;
+}
+
+Status FakeProfiler::ReportCall(grpc::ServerContext*, const v1::ReportCallRequest* request,
+                                v1::ReportCallResponse*) {
+  const std::lock_guard lock(mutex_);
+  reports_.push_back(request->report());
+  changed_.notify_all();
+  return Status::OK;
+}
+
+v1::CallReport FakeProfiler::Next() {
+  std::unique_lock lock(mutex_);
+  const bool came = changed_.wait_for(lock, std::chrono::seconds(60),
+                                      [this] { return reports_.size() > taken_; });
+  return came ? reports_[taken_++] : v1::CallReport();
 }
 
 void FakeScorer::Release() {
@@ -464,6 +482,7 @@ Board::~Board() {
   orchestrator_.reset();
   StopWorker();
   draft_server_.reset();
+  profiler_server_.reset();
   store_server_.reset();
   std::filesystem::remove_all(dir_);
 }
@@ -476,6 +495,10 @@ void Board::StopWorker() { worker_server_.reset(); }
 
 void Board::StartDraft() {
   draft_server_ = Serve("draft_worker", config_.draft().listen(), &draft);
+}
+
+void Board::StartProfiler() {
+  profiler_server_ = Serve("profiler_agent", config_.profiler().listen(), &profiler);
 }
 
 v1::ProcessStatus Board::AwaitCalls(uint32_t calls) {

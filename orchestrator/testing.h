@@ -21,6 +21,7 @@
 #include "withy/v1/draft_worker.grpc.pb.h"
 #include "withy/v1/llm_service.grpc.pb.h"
 #include "withy/v1/model_worker.grpc.pb.h"
+#include "withy/v1/profiler.grpc.pb.h"
 
 namespace withy::orchestrator {
 
@@ -217,6 +218,21 @@ class FakeDraft final : public v1::DraftWorker::Service {
   FakeWorker model;
 };
 
+// Keeps what it is told of calls. Thread-safe.
+class FakeProfiler final : public v1::Profiler::Service {
+ public:
+  grpc::Status ReportCall(grpc::ServerContext*, const v1::ReportCallRequest* request,
+                          v1::ReportCallResponse*) override;
+  // Waits for the next report; empty when none comes.
+  v1::CallReport Next();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<v1::CallReport> reports_;
+  size_t taken_ = 0;  // of reports_
+};
+
 // What an app got from one Generate.
 struct Outcome {
   grpc::Status status;
@@ -227,7 +243,7 @@ struct Outcome {
 };
 
 // A real orchestrator before the fakes. The store and the worker are up from the start, the draft
-// when it is asked for; there is no profiler, nor a TLM unless the configuration names one.
+// and the profiler when they are asked for; there is no TLM unless the configuration names one.
 class Board {
  public:
   explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4)
@@ -239,6 +255,8 @@ class Board {
   void StartWorker();
   void StopWorker();
   void StartDraft();
+  // Before the first call.
+  void StartProfiler();
   // Drains the orchestrator.
   void Drain();
 
@@ -260,6 +278,7 @@ class Board {
   FakeStore store;
   FakeWorker worker;
   FakeDraft draft;
+  FakeProfiler profiler;
 
  private:
   static v1::Config Limits(uint32_t queue_limit, uint32_t max_batch);
@@ -269,6 +288,7 @@ class Board {
   std::unique_ptr<rpc::Server> store_server_;
   std::unique_ptr<rpc::Server> worker_server_;
   std::unique_ptr<rpc::Server> draft_server_;
+  std::unique_ptr<rpc::Server> profiler_server_;
   std::unique_ptr<rpc::Process> orchestrator_;
   std::unique_ptr<v1::LlmService::Stub> stub_;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "rpc/refused_calls.h"
 
 namespace withy::profiler_agent {
 namespace {
@@ -36,8 +37,26 @@ struct Beside {
 
 void CallLog::Add(v1::CallReport report) {
   absl::MutexLock lock(&mutex_);
-  if (calls_.size() >= kCalls) calls_.pop_front();
+  if (rpc::IsRefusal(report)) TakeEqual(&report);
   calls_.push_back(std::move(report));
+  MakeRoom();
+}
+
+void CallLog::TakeEqual(v1::CallReport* report) {
+  const auto latest = std::find_if(calls_.rbegin(), calls_.rend(),
+                                   [&](const auto& call) { return call.app() == report->app(); });
+  if (latest == calls_.rend() || !rpc::EqualRefusals(*latest, *report)) return;
+  rpc::CountRefusals(*latest, report);
+  calls_.erase(std::next(latest).base());
+}
+
+void CallLog::MakeRoom() {
+  const auto refusals = std::count_if(calls_.begin(), calls_.end(), rpc::IsRefusal);
+  if (static_cast<size_t>(refusals) > kRefusals) {
+    calls_.erase(std::find_if(calls_.begin(), calls_.end(), rpc::IsRefusal));
+  } else if (calls_.size() > kCalls) {
+    calls_.pop_front();
+  }
 }
 
 std::vector<v1::CallReport> CallLog::Latest(size_t limit) const {

@@ -1,6 +1,6 @@
-// The last calls as the orchestrator reported them, failed ones included, and why one of them took
-// its time. Neighbours: service.h takes reports and answers questions, live_json.h shows the calls,
-// profile.h has the spans.
+// The last calls as the orchestrator reported them, failed and refused ones included, and why one
+// of them took its time. Neighbours: service.h takes reports and answers questions, live_json.h
+// shows the calls, profile.h has the spans.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,12 @@
 
 namespace withy::profiler_agent {
 
-// Thread-safe.
+// Thread-safe. Refusals cannot push out calls that ran: equal ones of an app in a row are one, and
+// they are half of the calls at most.
 class CallLog {
  public:
   static constexpr size_t kCalls = 256;
+  static constexpr size_t kRefusals = kCalls / 2;
 
   void Add(v1::CallReport report);
   // The newest first.
@@ -30,6 +32,10 @@ class CallLog {
   std::optional<v1::CallReport> Find(uint64_t call_id, std::string_view request_id) const;
 
  private:
+  // Takes an equal refusal that is the app's latest call into `report`.
+  void TakeEqual(v1::CallReport* report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   mutable absl::Mutex mutex_;
   std::deque<v1::CallReport> calls_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };

@@ -1,5 +1,7 @@
 #include "profiler_agent/call_log.h"
 
+#include <algorithm>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,6 +27,64 @@ TEST(CallLog, KeepsTheLastCallsNewestFirst) {
   EXPECT_TRUE(log.Find(3, "").has_value());
   EXPECT_EQ(log.Find(0, "same")->call_id(), CallLog::kCalls + 2);
   EXPECT_FALSE(log.Find(0, "").has_value());
+}
+
+v1::CallReport Refused(const std::string& app, const std::string& reason, int64_t arrived_ns) {
+  v1::CallReport report = Reported(static_cast<uint64_t>(arrived_ns));
+  report.set_app(app);
+  report.set_reason(reason);
+  report.set_arrived_ns(arrived_ns);
+  report.set_refusals(1);
+  return report;
+}
+
+TEST(CallLog, EqualRefusalsOfAnAppInARowAreCounted) {
+  CallLog log;
+  v1::CallReport answered = Reported(1'000'001);
+  answered.set_app("mail");
+  log.Add(answered);
+  for (int64_t i = 1; i <= 1000; ++i) {
+    log.Add(Refused("mail", "QUEUE_FULL", i));
+    log.Add(Refused("maps", "QUEUE_FULL", i));
+  }
+  auto latest = log.Latest(CallLog::kCalls);
+  ASSERT_EQ(latest.size(), 3u);
+  EXPECT_EQ(latest[0].app(), "maps");
+  EXPECT_EQ(latest[1].refusals(), 1000u);
+  EXPECT_EQ(latest[1].refused_since_ns(), 1);
+  EXPECT_EQ(latest[1].arrived_ns(), 1000);
+  EXPECT_TRUE(log.Find(1'000'001, "").has_value()) << "the call that was answered stays";
+  // Those that were counted elsewhere count as they are.
+  v1::CallReport many = Refused("mail", "QUEUE_FULL", 2000);
+  many.set_refusals(50);
+  many.set_refused_since_ns(1001);
+  log.Add(many);
+  EXPECT_EQ(log.Latest(1)[0].refusals(), 1050u);
+  EXPECT_EQ(log.Latest(1)[0].refused_since_ns(), 1);
+  // Another reason, or a call that was answered, ends the row.
+  log.Add(Refused("mail", "BUDGET_REACHED", 2001));
+  log.Add(Refused("mail", "QUEUE_FULL", 2002));
+  log.Add(answered);
+  log.Add(Refused("mail", "QUEUE_FULL", 2003));
+  latest = log.Latest(CallLog::kCalls);
+  EXPECT_EQ(latest.size(), 7u);
+  EXPECT_EQ(latest[0].refusals(), 1u);
+}
+
+TEST(CallLog, RefusalsAreHalfOfTheCallsAtMost) {
+  CallLog log;
+  for (uint64_t id = 1; id <= CallLog::kCalls; ++id) log.Add(Reported(id));
+  for (int64_t i = 1; i <= 100'000; ++i) {
+    log.Add(Refused("mail", i % 2 == 0 ? "QUEUE_FULL" : "BUDGET_REACHED", i));
+  }
+  const auto all = log.Latest(CallLog::kCalls);
+  ASSERT_EQ(all.size(), CallLog::kCalls);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const v1::CallReport& report) { return report.refusals() > 0; }),
+            static_cast<std::ptrdiff_t>(CallLog::kRefusals));
+  EXPECT_EQ(all[0].arrived_ns(), 100'000);
+  EXPECT_EQ(all.back().call_id(), CallLog::kCalls - CallLog::kRefusals + 1)
+      << "the latest that were answered";
 }
 
 // Spans in milliseconds.

@@ -70,6 +70,9 @@ void AddReport(const v1::CallReport& report, json* row) {
   const auto code = static_cast<absl::StatusCode>(report.status_code());
   (*row)["error"] = report.status_code() == 0 ? "" : absl::StatusCodeToString(code);
   (*row)["error_text"] = report.error();
+  (*row)["method"] = report.method();
+  (*row)["reason"] = report.reason();
+  (*row)["refusals"] = report.refusals();
 }
 
 // A call that ended without an answer has no figures.

@@ -17,7 +17,8 @@ namespace withy::profiler_agent {
 //   Ids of calls are texts, because a number in a browser has 53 bits.
 //   calls      [{id, ago_s, queue_ms, ttft_ms, tpot_ms, end_to_end_ms, prompt, answer, slo_ttft_ms,
 //              slo_tpot_ms, slo_end_to_end_ms, met, app, level, prompt_level, why, error,
-//              error_text}], oldest first, with those that failed; met: true, false or null; error:
+//              error_text, method, reason, refusals}], oldest first, with those that failed or were
+//              refused (method, reason, refusals as CallReport's); met: true, false or null; error:
 //              the name of a status or ""
 //   trend      [{ago_s, calls, tokens, ttft_ms, ttft_max_ms, tpot_ms, slo_calls, slo_missed}]
 //   recent     {covered_s, rows}, and all, the same since the agent started; a row:

@@ -97,6 +97,9 @@ TEST_F(LiveJsonTest, CallsHaveTheirAppsAndLevelsAndFailedOnesAreThere) {
   failed.set_app("maps");
   failed.set_status_code(static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   failed.set_error("the queue is full");
+  failed.set_reason("QUEUE_FULL");
+  failed.set_method("Score");
+  failed.set_refusals(12);
   failed.set_ended_ns(SteadyNowNs() + kNanosPerSecond);
   agent_->calls().Add(failed);
   const json calls = Live()["calls"];
@@ -107,6 +110,10 @@ TEST_F(LiveJsonTest, CallsHaveTheirAppsAndLevelsAndFailedOnesAreThere) {
   EXPECT_EQ(calls[1]["app"], "maps");
   EXPECT_EQ(calls[1]["error"], "RESOURCE_EXHAUSTED");
   EXPECT_EQ(calls[1]["error_text"], "the queue is full");
+  EXPECT_EQ(calls[1]["reason"], "QUEUE_FULL");
+  EXPECT_EQ(calls[1]["method"], "Score");
+  EXPECT_EQ(calls[1]["refusals"], 12);
+  EXPECT_EQ(calls[0]["refusals"], 0);
 }
 
 TEST_F(LiveJsonTest, TheLastWholePassHasItsKernels) {

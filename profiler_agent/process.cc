@@ -65,6 +65,13 @@ class Running final : public ProfilerProcess {
   }
   std::vector<std::string> addresses() const override { return server_->addresses(); }
   bool MakesProgress() override { return agent_->MakesProgress(); }
+  std::function<void(size_t errors)> ConfigErrorSink() override {
+    telemetry::Gauge& gauge = recorder_->gauge(
+        {.name = "withy_config_errors",
+         .help =
+             "Errors of the configuration as its file is now, which the next start would have."});
+    return [&gauge](size_t errors) { gauge.Set(static_cast<int64_t>(errors)); };
+  }
   const std::string& metrics_address() const override { return metrics_address_; }
 
  private:

@@ -18,10 +18,13 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -246,19 +249,50 @@ void TellReadiness(const std::string& why, std::string* told) {
   sd_notifyf(0, "STATUS=%s%s", why.empty() ? "ready" : "NOT_SERVING: ", why.c_str());
 }
 
+// Tells how many errors the configuration has, with the flags of this process, whenever its file
+// has changed.
+class ConfigWatch {
+ public:
+  // `tell`: null for nobody.
+  ConfigWatch(const Flags& flags, std::function<void(size_t errors)> tell)
+      : flags_(flags),
+        file_(flags.config_path.empty() ? kDefaultConfigPath : flags.config_path),
+        tell_(std::move(tell)) {}
+
+  void Look() {
+    if (tell_ == nullptr) return;
+    struct stat info {};
+    if (stat(file_.c_str(), &info) != 0) info = {};  // it may be missing
+    const Version now{info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+    if (std::exchange(told_, now) == now) return;
+    const absl::StatusOr<CheckedConfig> checked = CheckConfig(flags_.config_path, flags_.overrides);
+    tell_(checked.ok() ? checked->problems.size() : 1);
+  }
+
+ private:
+  using Version = std::tuple<ino_t, off_t, time_t, int64_t>;
+
+  const Flags& flags_;
+  const std::string file_;
+  const std::function<void(size_t errors)> tell_;
+  std::optional<Version> told_;
+};
+
 // What WaitForSignal returns besides a signal.
 constexpr int kCreateAnew = 0;
 constexpr int kNewProgram = -1;
 
 // Feeds the watchdog until a signal that ends the process, which it returns, or until the process
 // must be created anew, or the program begin anew.
-int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) {
+int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries,
+                  const Flags& flags) {
   const absl::Duration watchdog = WatchdogPeriod();
   const bool watched = watchdog > absl::ZeroDuration();
   const timespec period =
       absl::ToTimespec(watched ? std::min(watchdog, absl::Seconds(1)) : absl::Seconds(1));
   bool progressed = true;
   HangWatch hang;
+  ConfigWatch configuration(flags, process->ConfigErrorSink());
   std::string not_ready;
   const absl::Time served = absl::Now() + kStarted;
   bool serves = tries == nullptr;
@@ -280,6 +314,7 @@ int WaitForSignal(const sigset_t& signals, Process* process, StartTries* tries) 
       return kCreateAnew;
     }
     TellReadiness(process->WhyNotReady(), &not_ready);
+    configuration.Look();
     const bool progresses = process->MakesProgress() && !hang.Hangs(process->PieceNanos());
     if (progresses && watched) FeedWatchdog();
     if (progresses != progressed) {
@@ -437,13 +472,13 @@ int RunDaemon(int argc, char** argv, std::string_view name, const ProcessFactory
   }
   if (!wrong.ok())
     sd_notifyf(0, "STATUS=ready, but not as configured: %s", wrong.ToString().c_str());
-  int signal = WaitForSignal(signals, process->get(), tries);
+  int signal = WaitForSignal(signals, process->get(), tries, *flags);
   while (signal == kCreateAnew) {
     Stop(*std::move(process), absl::ZeroDuration(), kFailed);
     process = Start(signals, name, *config, create);
     if (!process.ok()) BeginAnewIfAsked(process.status(), argv);
     if (!process.ok()) return CannotStart(signals, name, *config, process.status(), tries);
-    signal = WaitForSignal(signals, process->get(), tries);
+    signal = WaitForSignal(signals, process->get(), tries, *flags);
   }
   if (tries != nullptr) tries->Served();
   const absl::Duration grace = absl::Seconds(config->orchestrator().drain_s());

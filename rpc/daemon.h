@@ -46,6 +46,9 @@ class Process {
   // Why no call could be answered now, for systemd's status; empty: it serves. Asked every second.
   // Must not block.
   virtual std::string WhyNotReady() { return ""; }
+  // Where to tell how many errors the configuration has as its file is now, at the start and when
+  // the file changes: a process that is started then has them. Null: nowhere. Must not block.
+  virtual std::function<void(size_t errors)> ConfigErrorSink() { return nullptr; }
   // Addresses of its server, for the log.
   virtual std::vector<std::string> addresses() const = 0;
 };

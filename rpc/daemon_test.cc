@@ -112,6 +112,40 @@ TEST_F(DaemonTest, TheProfilerAgentServesInSpiteOfAWrongConfiguration) {
   EXPECT_EXIT(run("context_store"), ExitedWithCode(2), both);
 }
 
+// Ends once it is told of errors.
+class ConfigWatchingProcess final : public Process {
+ public:
+  explicit ConfigWatchingProcess(std::string file) : file_(std::move(file)) {}
+  void Drain(absl::Duration /*grace*/) override {}
+  std::vector<std::string> addresses() const override { return {}; }
+  std::function<void(size_t errors)> ConfigErrorSink() override {
+    return [this](size_t errors) {
+      std::fprintf(stderr, "told: %zu errors;", errors);
+      if (errors > 0) raise(SIGTERM);
+      std::ofstream(file_, std::ios::app) << "model { thread: 5 } store { arena_bytes: 5 }";
+    };
+  }
+
+ private:
+  const std::string file_;
+};
+
+TEST_F(DaemonTest, AConfigurationThatHasBecomeWrongIsToldToARunningProcess) {
+  const std::string file = dir_ + "/withy.textproto";
+  std::ofstream(file) << "state_dir: \"" << dir_ << "/state\" run_dir: \"" << dir_ << "/run\" ";
+  const auto run = [&] {
+    // What the flags set is right, whatever the file says.
+    std::vector<std::string> words = {"withy-test", "--config", file, "--set", "model.threads=1"};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    std::exit(RunDaemon(static_cast<int>(argv.size()), argv.data(), "test_process",
+                        [&](const v1::Config&) -> absl::StatusOr<std::unique_ptr<Process>> {
+                          return std::make_unique<ConfigWatchingProcess>(file);
+                        }));
+  };
+  EXPECT_EXIT(run(), ExitedWithCode(0), "told: 0 errors;.*told: 2 errors;");
+}
+
 TEST_F(DaemonTest, AnyOtherFailureEndsWithOne) {
   EXPECT_EXIT(RunFailing(absl::AlreadyExistsError("taken")), ExitedWithCode(1), "taken");
   EXPECT_EXIT(RunFailing(absl::UnavailableError("gone")), ExitedWithCode(1), "gone");

@@ -61,6 +61,25 @@ TEST(UnitDropInTest, HomesAreOpenedAsFarAsNeeded) {
               HasSubstr("ReadWritePaths=-/etc/withy/run\n"));
 }
 
+// Every line, in the order of sections that systemd needs.
+TEST(UnitDropInTest, IsOneWholeFile) {
+  EXPECT_EQ(
+      UnitDropIn(Installed(
+          "model { path: \"/home/me/a \\\"b\\\".gguf\" } state_dir: \"/etc/withy/state\" "
+          "store { master_key_path: \"/var/tmp/key\" } "
+          "orchestrator { http_listen: \"10.0.0.2:80\" } tls { allow_plaintext_tcp: true }")),
+      "# Made by `withyctl config install` from the configuration; the next one replaces it.\n"
+      "[Unit]\n"
+      "RequiresMountsFor=\"/home/me/a \\\"b\\\".gguf\" /etc/withy/state /var/tmp/key\n"
+      "Wants=network-online.target\n"
+      "After=network-online.target\n"
+      "[Service]\n"
+      "ReadWritePaths=-/etc/withy/state\n"
+      "ProtectHome=tmpfs\n"
+      "BindReadOnlyPaths=\"-/home/me/a \\\"b\\\".gguf\"\n"
+      "PrivateTmp=no\n");
+}
+
 TEST(UnitDropInTest, AnAddressOfTheNetworkIsWaitedFor) {
   const std::string text =
       UnitDropIn(Installed("orchestrator { listen: \"10.0.0.2:7411\" } tls { certificate_file: "

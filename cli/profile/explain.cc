@@ -51,11 +51,13 @@ int RunExplain(const Args& args) {
 }  // namespace
 
 std::vector<Command> ExplainCommands() {
-  return {{"explain", "[CALL]",
-           "why a call was slow: its id or request_id; without one: the last calls of all apps",
-           WithConnection({{"limit", "N", "list N calls (default 20, at most 256)"},
-                           {"json", "", "print JSON"}}),
-           RunExplain}};
+  return {
+      {"explain", "[CALL]",
+       "why a call was slow or refused: its id or request_id; without one: the last calls of all "
+       "apps",
+       WithConnection(
+           {{"limit", "N", "list N calls (default 20, at most 256)"}, {"json", "", "print JSON"}}),
+       RunExplain}};
 }
 
 }  // namespace withy::cli

@@ -68,6 +68,41 @@ TEST(ExplainText, AFailedCallSaysHowItEnded) {
                     Not(HasSubstr("decided"))));
 }
 
+v1::CallReport Refused() {
+  v1::CallReport report;
+  report.set_app("mail");
+  report.set_method("Score");
+  report.set_status_code(8);
+  report.set_reason("QUEUE_FULL");
+  report.set_error("another text is being scored");
+  report.set_arrived_ns(5000 * kMilli);
+  report.set_ended_ns(5000 * kMilli);
+  report.set_refusals(1);
+  return report;
+}
+
+TEST(ExplainText, ARefusalSaysByWhatWhyAndHowOften) {
+  v1::ExplainCallResponse told;
+  *told.mutable_report() = Refused();
+  EXPECT_THAT(ExplainText(told), AllOf(HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL) after"),
+                                       HasSubstr("being scored"), Not(HasSubstr("in a row"))));
+  told.mutable_report()->set_refusals(12);
+  told.mutable_report()->set_refused_since_ns(3000 * kMilli);
+  EXPECT_THAT(ExplainText(told), HasSubstr("the last of 12 calls in a row within 2"));
+}
+
+TEST(CallsText, RefusalsHaveTheirReasonsAndNumbers) {
+  v1::ListCallsResponse calls;
+  *calls.add_calls() = Refused();
+  calls.mutable_calls(0)->set_refusals(12);
+  *calls.add_calls() = Refused();
+  calls.mutable_calls(1)->clear_app();
+  const std::string text = CallsText(calls, 6000 * kMilli);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL), 12 calls\n"),
+                    HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL)\n"), HasSubstr("  ?  ")));
+}
+
 TEST(CallsText, IsATableOfAllApps) {
   v1::ListCallsResponse calls;
   *calls.add_calls() = SlowCall().report();

@@ -37,12 +37,28 @@ std::string CodeOf(const v1::CallReport& report) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(report.status_code()));
 }
 
+// "Score: RESOURCE_EXHAUSTED (QUEUE_FULL)": what ended a call without an answer.
+std::string ErrorOf(const v1::CallReport& report) {
+  return absl::StrCat(
+      Printable(report.method()), report.method().empty() ? "" : ": ", CodeOf(report),
+      report.reason().empty() ? "" : absl::StrCat(" (", Printable(report.reason()), ")"));
+}
+
+std::string AppOf(const v1::CallReport& report) {
+  return report.app().empty() ? "?" : Printable(report.app());
+}
+
 std::string HeadOf(const v1::CallReport& report) {
   std::string text =
-      absl::StrCat("call ", CallName(report.call_id()), " of app ", Printable(report.app()), ": ");
+      absl::StrCat("call ", CallName(report.call_id()), " of app ", AppOf(report), ": ");
   const double took_ms = Millis(report.ended_ns() - report.arrived_ns());
   if (report.status_code() != 0) {
-    absl::StrAppend(&text, CodeOf(report), " after ", Duration(took_ms), "\n");
+    absl::StrAppend(&text, ErrorOf(report), " after ", Duration(took_ms), "\n");
+    if (report.refusals() > 1) {
+      text += Fact("refused",
+                   absl::StrCat("the last of ", report.refusals(), " calls in a row within ",
+                                Duration(Millis(report.ended_ns() - report.refused_since_ns()))));
+    }
     if (!report.error().empty()) text += Fact("error", Printable(report.error()));
     return text;
   }
@@ -138,6 +154,13 @@ std::string SpeculationOf(const v1::CallReport& report) {
   return text;
 }
 
+std::string OutcomeOf(const v1::CallReport& report) {
+  if (report.replayed()) return "stored result";
+  if (report.status_code() == 0) return CodeOf(report);
+  return absl::StrCat(ErrorOf(report),
+                      report.refusals() > 1 ? absl::StrCat(", ", report.refusals(), " calls") : "");
+}
+
 }  // namespace
 
 std::string ExplainText(const v1::ExplainCallResponse& told) {
@@ -181,13 +204,12 @@ std::string CallsText(const v1::ListCallsResponse& calls, int64_t now_ns) {
                       : report.latency().slo_met()                 ? ", SLO met"
                                                                    : ", SLO missed";
     const int64_t until_ns = report.granted_ns() == 0 ? report.ended_ns() : report.granted_ns();
-    text += absl::StrFormat("%-16s  %4.0f s  %-20s  %5s  %10s  %10s  %s%s\n",
-                            CallName(report.call_id()),
-                            Millis(std::max<int64_t>(0, now_ns - report.ended_ns())) / 1000,
-                            Printable(report.app()), level == 0 ? "-" : absl::StrCat(level, " %"),
-                            Duration(Millis(until_ns - report.arrived_ns())),
-                            Duration(Millis(report.ended_ns() - report.arrived_ns())),
-                            report.replayed() ? "stored result" : CodeOf(report), slo);
+    text += absl::StrFormat(
+        "%-16s  %4.0f s  %-20s  %5s  %10s  %10s  %s%s\n", CallName(report.call_id()),
+        Millis(std::max<int64_t>(0, now_ns - report.ended_ns())) / 1000, AppOf(report),
+        level == 0 ? "-" : absl::StrCat(level, " %"),
+        Duration(Millis(until_ns - report.arrived_ns())),
+        Duration(Millis(report.ended_ns() - report.arrived_ns())), OutcomeOf(report), slo);
   }
   return text;
 }

@@ -218,6 +218,7 @@ absl::StatusOr<bool> TextScorer::Run(const std::atomic<bool>* stop) {
   }
   for (Group& group : groups_) group.computed = false;
   piece_begun_ = false;
+  computed_tokens_ += static_cast<uint64_t>(piece.end - piece.first) * contestants_.size();
   pieces_.pop_front();
   if (pieces_.empty() && next_window_ < text_.ids.size()) OpenWindow();
   return true;

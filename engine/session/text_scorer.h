@@ -84,6 +84,8 @@ class TextScorer {
   bool finished() const { return next_window_ >= text_.ids.size() && pieces_.empty(); }
   // Share of the text's tokens that are computed, 0 .. 1.
   double progress() const;
+  // Rows that were computed, of all contestants.
+  uint64_t computed_tokens() const { return computed_tokens_; }
   // The tokens of the piece that the last Run ended, in order; none unless it returned true.
   std::span<const Sample> Fresh() const { return fresh_; }
   // One for each contestant, of what has been scored so far.
@@ -125,6 +127,7 @@ class TextScorer {
   std::vector<TextScore> scores_;
   std::vector<int64_t> right_, agreed_;  // by contestant
   std::vector<Sample> fresh_;
+  uint64_t computed_tokens_ = 0;  // of pieces that are over
 
   // The present window.
   size_t next_window_ = 0;  // index of the first id behind it

@@ -134,6 +134,20 @@ TEST_F(TextScorerTest, OfWindowsTheSecondHalfIsScored) {
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(scores[0].losses[i], wanted[i], 1e-4) << i;
 }
 
+TEST_F(TextScorerTest, WhatEveryContestantComputesIsCounted) {
+  const ScoreContestant full{.model = model_.get()};
+  const auto computed = [&](std::vector<ScoreContestant> contestants, int32_t window) {
+    auto scorer = *TextScorer::Create(std::move(contestants), {.ids = ids_, .window = window}, {});
+    EXPECT_EQ(scorer->computed_tokens(), 0u);
+    while (!scorer->finished()) EXPECT_TRUE(scorer->Run(nullptr).ok());
+    return scorer->computed_tokens();
+  };
+  const uint64_t rows = ids_.size() - 1;  // nothing follows the last one
+  EXPECT_EQ(computed({full}, 0), rows);
+  EXPECT_EQ(computed({full, {.model = model_.get(), .level = 0}}, 0), 2 * rows);
+  EXPECT_EQ(computed({full}, 64), 63u + 63u) << "the rest of 22 tokens is left out";
+}
+
 TEST_F(TextScorerTest, EveryWindowBeginsLikeATextWhereTheVocabularyWantsIt) {
   ScoredText text{.ids = ids_, .window = 64, .bos = 5};
   text.ids[0] = 5;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
+#include "orchestrator/board/report_sender.h"
 #include "rpc/channel.h"
 #include "rpc/error_reason.h"
 #include "rpc/stand_in.h"
@@ -143,6 +144,22 @@ absl::Status RunOn(const Peer& peer, Stub& stub, const v1::RunRequest& request,
   return Translate(peer, *context, status, control.deadline(), control.deadline());
 }
 
+// What the agent does not take soon is lost.
+void SendReport(v1::Profiler::Stub& stub, v1::CallReport report, std::function<void()> done) {
+  constexpr absl::Duration kPatience = absl::Seconds(2);
+  struct Sending {
+    grpc::ClientContext context;
+    v1::ReportCallRequest request;
+    v1::ReportCallResponse response;
+  };
+  const auto sending = std::make_shared<Sending>();
+  rpc::SetTimeout(&sending->context, kPatience);
+  *sending->request.mutable_report() = std::move(report);
+  stub.async()->ReportCall(
+      &sending->context, &sending->request, &sending->response,
+      [sending, done = std::move(done)](const grpc::Status& /*lost*/) { done(); });
+}
+
 }  // namespace
 
 struct Backends::Clients {
@@ -150,8 +167,8 @@ struct Backends::Clients {
   std::unique_ptr<v1::ContextStore::Stub> store_stub;
   std::unique_ptr<v1::ModelWorker::Stub> target_stub;
   std::unique_ptr<v1::DraftWorker::Stub> draft_stub;
-  std::unique_ptr<v1::Profiler::Stub> profiler_stub;
-  const std::shared_ptr<std::atomic<int>> reports_under_way = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<v1::Profiler::Stub> profiler_stub;  // with `reports`
+  std::shared_ptr<ReportSender> reports;  // shared with callbacks, which may come when this is gone
 
   const Peer& Of(policy::Lane lane) const { return lane == policy::Lane::kTarget ? target : draft; }
 };
@@ -166,6 +183,10 @@ Backends::Backends(const v1::Config& config) : clients_(std::make_unique<Clients
   c.target_stub = v1::ModelWorker::NewStub(c.target.channel);
   c.draft_stub = v1::DraftWorker::NewStub(c.draft.channel);
   c.profiler_stub = v1::Profiler::NewStub(c.profiler.channel);
+  c.reports = std::make_shared<ReportSender>(
+      [stub = c.profiler_stub](v1::CallReport report, std::function<void()> done) {
+        SendReport(*stub, std::move(report), std::move(done));
+      });
 }
 
 Backends::~Backends() = default;
@@ -312,27 +333,7 @@ bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl
   return false;
 }
 
-void Backends::ReportCall(v1::CallReport report) {
-  constexpr int kMostUnderWay = 64;
-  constexpr absl::Duration kPatience = absl::Seconds(2);
-  struct Sending {
-    grpc::ClientContext context;
-    v1::ReportCallRequest request;
-    v1::ReportCallResponse response;
-  };
-  // Shared with the callbacks, which may come when this is gone.
-  const std::shared_ptr<std::atomic<int>> under_way = clients_->reports_under_way;
-  if (under_way->fetch_add(1) >= kMostUnderWay) {
-    --*under_way;
-    return;
-  }
-  const auto sending = std::make_shared<Sending>();
-  rpc::SetTimeout(&sending->context, kPatience);
-  *sending->request.mutable_report() = std::move(report);
-  clients_->profiler_stub->async()->ReportCall(
-      &sending->context, &sending->request, &sending->response,
-      [sending, under_way](const grpc::Status& /*lost*/) { --*under_way; });
-}
+void Backends::ReportCall(v1::CallReport report) { clients_->reports->Add(std::move(report)); }
 
 Backends::Result<v1::GetProfilerInfoResponse> Backends::ProfilerInfo(absl::Time deadline) {
   return Unary(clients_->profiler, *clients_->profiler_stub, &v1::Profiler::Stub::GetProfilerInfo,

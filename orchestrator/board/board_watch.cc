@@ -179,11 +179,11 @@ void BoardWatch::LookAtHeat() {
   }
 }
 
-void BoardWatch::CallBegins(uint64_t call) {
+void BoardWatch::CallBegins(uint64_t call, bool yields) {
   absl::MutexLock lock(&mutex_);
   if (meter_ == nullptr) return;
   const int64_t now = Read();
-  ledger_.Begin(call, joules_, now);
+  ledger_.Begin(call, joules_, now, yields);
 }
 
 double BoardWatch::CallEnds(uint64_t call) {

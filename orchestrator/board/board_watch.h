@@ -36,8 +36,9 @@ class BoardWatch {
   BoardWatch(const BoardWatch&) = delete;
   BoardWatch& operator=(const BoardWatch&) = delete;
 
-  // A call is given to a worker, or has ended there.
-  void CallBegins(uint64_t call);
+  // A call is given to a worker, or has ended there. `yields`: it computes only while no other
+  // does.
+  void CallBegins(uint64_t call, bool yields = false);
   // Millijoules that the call is charged with; 0 without a meter.
   double CallEnds(uint64_t call);
 

@@ -1,6 +1,6 @@
 // The budgets of all apps: refuses calls of an app that has used up one, counts what calls use, and
-// keeps it over restarts. Neighbours: policy/call/app_budget.h computes, generate.cc asks and
-// charges, openai/ tells clients what is left.
+// keeps it over restarts. Neighbours: policy/call/app_budget.h computes; generate.cc and score.cc
+// ask and charge, gateway.cc asks; openai/ tells clients what is left.
 //
 // The file STATE_DIR/budgets has a line for each app and budget: the app's name, the budget's, the
 // number of its hour or day since the Unix epoch, and what was used in it.

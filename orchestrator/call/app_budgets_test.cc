@@ -1,5 +1,7 @@
 #include "orchestrator/call/app_budgets.h"
 
+#include <grpcpp/grpcpp.h>
+
 #include <fstream>
 #include <map>
 #include <memory>
@@ -171,6 +173,122 @@ TEST(BudgetedCallTest, ACallThatBreaksOffIsChargedToo) {
   Board board(config);
   EXPECT_FALSE(board.Generate(Ask("die late")).status.ok());
   EXPECT_THAT(board.Generate(Ask("hello")).status.error_message(), HasSubstr("tokens_per_day"));
+}
+
+// The methods beside Generate.
+class OtherBudgetedCallsTest : public ::testing::Test {
+ protected:
+  static v1::Config With(uint64_t tokens_per_day, uint32_t concurrent_calls) {
+    v1::Config config;
+    v1::AppBudget& budget = *config.mutable_orchestrator()->add_app_budgets();
+    budget.set_app("one");
+    budget.set_tokens_per_day(tokens_per_day);
+    budget.set_concurrent_calls(concurrent_calls);
+    return config;
+  }
+  // Each with a context of its own, whose metadata of the end are kept.
+  grpc::Status Score(Board& board, const std::string& text) {
+    Renew();
+    v1::ScoreRequest request;
+    request.set_text(text);
+    const auto reader = board.stub().Score(context_.get(), request);
+    v1::ScoreResponse message;
+    while (reader->Read(&message)) continue;
+    return reader->Finish();
+  }
+  grpc::Status Count(Board& board) {
+    Renew();
+    v1::CountTokensRequest request;
+    request.mutable_prompt()->set_text("hello");
+    v1::CountTokensResponse response;
+    return board.stub().CountTokens(context_.get(), request, &response);
+  }
+  grpc::Status Plan(Board& board) {
+    Renew();
+    v1::PlanResponse response;
+    return board.stub().Plan(context_.get(), Ask("hello"), &response);
+  }
+  // That all methods are refused for `cause`, and how.
+  void ExpectAllRefused(Board& board, const std::string& cause) {
+    const auto expect = [&](const grpc::Status& status, const char* method) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << method;
+      EXPECT_THAT(status.error_message(), HasSubstr(cause)) << method;
+      const absl::Status refused = rpc::FromGrpc(status);
+      EXPECT_EQ(NamedReason(refused), "BUDGET_REACHED") << method;
+      EXPECT_TRUE(rpc::RetryAfterMs(refused).has_value()) << method;
+      EXPECT_EQ(context_->GetServerTrailingMetadata().count("retry-after-ms"), 1u) << method;
+    };
+    expect(Count(board), "CountTokens");
+    expect(Plan(board), "Plan");
+    expect(Score(board, "hello"), "Score");
+    EXPECT_THAT(board.Generate(Ask("hello")).status.error_message(), HasSubstr(cause));
+  }
+  // "withy_app_budget_tokens_left" and the like, of the app "one".
+  static std::map<std::string, uint64_t> Metrics(const Board& board) {
+    auto reader = *telemetry::Reader::Open(board.config().run_dir() + "/rings");
+    EXPECT_TRUE(reader->Drain([](const telemetry::SpanEvent&) {}).empty());
+    std::map<std::string, uint64_t> values;
+    for (const telemetry::SourceInfo& source : reader->Sources()) {
+      for (const telemetry::MetricSample& sample : source.metrics) {
+        if (sample.label_value == "one") values[sample.name] = sample.bits;
+      }
+    }
+    return values;
+  }
+
+ private:
+  void Renew() {
+    context_ = std::make_unique<grpc::ClientContext>();
+    Authorise(context_.get());
+  }
+
+  std::unique_ptr<grpc::ClientContext> context_;
+};
+
+TEST_F(OtherBudgetedCallsTest, AScoreIsChargedWithWhatItComputesAndOthersWithNothing) {
+  Board board(With(12, 0));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(Count(board).ok());
+    EXPECT_TRUE(Plan(board).ok());
+  }
+  EXPECT_TRUE(Score(board, "hello").ok());
+  EXPECT_EQ(Metrics(board)["withy_app_budget_tokens_left"], 7u);
+  EXPECT_FALSE(Score(board, "die late").ok());
+  EXPECT_EQ(Metrics(board)["withy_app_budget_tokens_left"], 3u) << "half of its eight tokens";
+  EXPECT_TRUE(Score(board, "hello").ok()) << "the one that uses it up";
+  ExpectAllRefused(board, "tokens_per_day");
+  std::map<std::string, uint64_t> metrics = Metrics(board);
+  EXPECT_EQ(metrics["withy_app_budget_tokens_left"], 0u);
+  EXPECT_EQ(metrics["withy_app_tokens_total"], 14u);
+  EXPECT_EQ(metrics["withy_app_budget_refusals_total"], 4u);
+}
+
+TEST_F(OtherBudgetedCallsTest, EachIsOneOfTheConcurrentCalls) {
+  Board board(With(0, 1));
+  EXPECT_TRUE(Count(board).ok());
+  EXPECT_TRUE(Plan(board).ok());
+  EXPECT_TRUE(Score(board, "hello").ok());
+  OpenCall call(board, Ask("hold"));
+  ExpectAllRefused(board, "concurrent_calls");
+  board.worker.Release();
+  EXPECT_TRUE(call.Finish().ok());
+  EXPECT_TRUE(Count(board).ok()) << "each has given its place back";
+}
+
+TEST_F(OtherBudgetedCallsTest, ATextThatIsScoredHoldsAPlace) {
+  Board board(With(0, 1));
+  grpc::ClientContext context;
+  Authorise(&context);
+  v1::ScoreRequest request;
+  request.set_text("hold");
+  const auto reader = board.stub().Score(&context, request);
+  v1::ScoreResponse message;
+  ASSERT_TRUE(reader->Read(&message)) << "it has reached the worker";
+  EXPECT_THAT(Count(board).error_message(), HasSubstr("concurrent_calls"));
+  board.worker.Release();
+  while (reader->Read(&message)) continue;
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(Count(board).ok());
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
-#include "base/utf8.h"
 #include "orchestrator/call/digest.h"
 #include "orchestrator/call/prepare.h"
+#include "orchestrator/call/refusals.h"
 #include "orchestrator/call/validate.h"
 #include "policy/call/finished_call.h"
 #include "rpc/status.h"
@@ -29,7 +29,6 @@ namespace {
 using telemetry::Phase;
 
 constexpr double kMillisPerUnit = 1000;
-constexpr size_t kMostErrorBytes = 1024;  // of a report
 
 bool WorkerWent(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsAborted(status);
@@ -147,10 +146,10 @@ void GenerateCall::Report(const absl::Status& status) {
     report_.set_queue_position(prepared_.queue_position);
     report_.set_board_slowdown(slowdown_);
   }
-  report_.set_status_code(static_cast<uint32_t>(status.raw_code()));
-  if (!absl::IsInvalidArgument(status)) {
-    report_.set_error(ValidUtf8(std::string(status.message()).substr(0, kMostErrorBytes)));
-  }
+  FillError(status, &report_);
+  // It ended before anything was decided.
+  const bool refused = !status.ok() && !absl::IsCancelled(status) && prepared_.worker == nullptr;
+  report_.set_refusals(refused ? 1 : 0);
   parts_.backends.ReportCall(std::move(report_));
 }
 

@@ -1,6 +1,9 @@
 #include "orchestrator/call/score.h"
 
+#include <algorithm>
+
 #include "absl/time/clock.h"
+#include "base/ids.h"
 #include "base/status.h"
 #include "orchestrator/call/validate.h"
 
@@ -10,14 +13,21 @@ namespace {
 // How soon a call notices that its client has left.
 constexpr absl::Duration kScoreLook = absl::Milliseconds(100);
 constexpr int kScoreTries = 3;
+constexpr double kMillijoulesPerJoule = 1000;
 
 }  // namespace
 
 absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& request,
-                               CallControl& control,
-                               const std::function<bool(const v1::ScoreResponse&)>& on_message) {
+                               CallControl& control, const Sink& on_message) {
   WITHY_RETURN_IF_ERROR(control.Check());  // it may have waited for another text
-  WITHY_RETURN_IF_ERROR(apps_.Authenticate(caller, control.deadline()).status());
+  WITHY_ASSIGN_OR_RETURN(const std::string app_id, apps_.Authenticate(caller, control.deadline()));
+  const absl::Status scored = ScoreFor(app_id, request, control, on_message);
+  refusals_.Tell({.method = "Score", .app_id = app_id}, scored);
+  return scored;
+}
+
+absl::Status TextScores::ScoreFor(const std::string& app_id, const v1::ScoreRequest& request,
+                                  CallControl& control, const Sink& on_message) {
   WITHY_RETURN_IF_ERROR(ValidateScore(request));
   WITHY_ASSIGN_OR_RETURN(const policy::Lane lane,
                          workers_.FindLane(request.model(), control.deadline()));
@@ -26,7 +36,25 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
         "model: draft_worker scores no texts, since it has to draft whenever the target decodes; "
         "leave model empty, or compare files with `withyctl score FILE --model A --against B`");
   }
+  const std::string app = apps_.NameOf(app_id);
+  WITHY_ASSIGN_OR_RETURN(const AppBudgets::Place place, budgets_.Begin(app));
   WITHY_RETURN_IF_ERROR(AwaitAudit(control));
+  const uint64_t charged = RandomId64();
+  uint64_t computed_tokens = 0;
+  board_.CallBegins(charged, /*yields=*/true);
+  const absl::Status scored =
+      ScoreOnWorker(request, control, [&](const v1::ScoreResponse& message) {
+        computed_tokens = std::max(computed_tokens, message.computed_tokens());
+        return on_message(message);
+      });
+  budgets_.Spend(app, computed_tokens, board_.CallEnds(charged) / kMillijoulesPerJoule);
+  absl::MutexLock lock(&mutex_);
+  --callers_;
+  return scored;
+}
+
+absl::Status TextScores::ScoreOnWorker(const v1::ScoreRequest& request, CallControl& control,
+                                       const Sink& on_message) {
   bool told = false;
   const auto tell = [&](v1::ScoreResponse& message) {
     told = true;
@@ -39,8 +67,6 @@ absl::Status TextScores::Score(const Caller& caller, const v1::ScoreRequest& req
     scored = control.Check();
     if (scored.ok()) scored = backends_.Score(request, control, tell);
   }
-  absl::MutexLock lock(&mutex_);
-  --callers_;
   return scored;
 }
 

@@ -1,5 +1,6 @@
 // LlmService.Score: checks the request and hands it to model_worker, which scores the text when no
-// call needs the cores. Neighbours: validate.h checks fields, service.cc speaks gRPC.
+// call needs the cores; charges the app with what was computed. Neighbours: validate.h checks
+// fields, service.cc speaks gRPC.
 #pragma once
 
 #include <functional>
@@ -12,8 +13,11 @@
 #include "absl/synchronization/mutex.h"
 #include "orchestrator/app_records.h"
 #include "orchestrator/board/backends.h"
+#include "orchestrator/board/board_watch.h"
 #include "orchestrator/board/workers.h"
+#include "orchestrator/call/app_budgets.h"
 #include "orchestrator/call/call_control.h"
+#include "orchestrator/call/refusals.h"
 #include "withy/v1/llm_service.pb.h"
 
 namespace withy::orchestrator {
@@ -21,11 +25,18 @@ namespace withy::orchestrator {
 // Thread-safe. Borrows its parts.
 class TextScores {
  public:
-  TextScores(AppRecords& apps, Backends& backends, Workers& workers)
-      : apps_(apps), backends_(backends), workers_(workers) {}
+  TextScores(AppRecords& apps, Backends& backends, Workers& workers, BoardWatch& board,
+             AppBudgets& budgets, Refusals& refusals)
+      : apps_(apps),
+        backends_(backends),
+        workers_(workers),
+        board_(board),
+        budgets_(budgets),
+        refusals_(refusals) {}
 
   // Blocks until the text is scored; `on_message` returns false when nobody reads any more. Errors:
-  // of AppRecords::Authenticate and of ModelWorker.Score; UNIMPLEMENTED for the draft.
+  // of AppRecords::Authenticate, AppBudgets::Begin and ModelWorker.Score; UNIMPLEMENTED for the
+  // draft.
   absl::Status Score(const Caller& caller, const v1::ScoreRequest& request, CallControl& control,
                      const std::function<bool(const v1::ScoreResponse&)>& on_message);
   // The tokens of a text with their log-probabilities, but for the first one where nothing precedes
@@ -39,6 +50,12 @@ class TextScores {
                                                 CallControl& control);
 
  private:
+  using Sink = std::function<bool(const v1::ScoreResponse&)>;
+
+  absl::Status ScoreFor(const std::string& app_id, const v1::ScoreRequest& request,
+                        CallControl& control, const Sink& on_message);
+  absl::Status ScoreOnWorker(const v1::ScoreRequest& request, CallControl& control,
+                             const Sink& on_message);
   // Until no audit's text is scored. Errors: as CallControl::Check.
   absl::Status AwaitAudit(CallControl& control);
   bool AwaitTurn(CallControl& control);
@@ -50,6 +67,9 @@ class TextScores {
   AppRecords& apps_;
   Backends& backends_;
   Workers& workers_;
+  BoardWatch& board_;
+  AppBudgets& budgets_;
+  Refusals& refusals_;
   absl::Mutex mutex_;
   bool tokens_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Tokens has its turn
   uint32_t callers_ ABSL_GUARDED_BY(mutex_) = 0;        // whose texts are scored, or wait

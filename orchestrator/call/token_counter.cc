@@ -2,7 +2,6 @@
 
 #include "base/status.h"
 #include "orchestrator/call/digest.h"
-#include "orchestrator/call/validate.h"
 
 namespace withy::orchestrator {
 
@@ -58,7 +57,6 @@ absl::StatusOr<std::string> TokenCounter::TextOf(const v1::GetWorkerInfoResponse
 absl::StatusOr<v1::CountTokensResponse> TokenCounter::CountTokens(
     const std::string& app_id, const v1::CountTokensRequest& request, absl::Time deadline,
     const engine::CancelCheck& over) {
-  WITHY_RETURN_IF_ERROR(ValidateCountTokens(request));
   WITHY_ASSIGN_OR_RETURN(const policy::Lane lane, workers_.FindLane(request.model(), deadline));
   if (lane == policy::Lane::kDraft) {  // what it says when it serves no model is of use
     WITHY_RETURN_IF_ERROR(workers_.Get(lane, deadline).status());

@@ -36,7 +36,7 @@ class TokenCounter {
                                                  absl::Time deadline,
                                                  const engine::CancelCheck& over,
                                                  const engine::PrunedPrompt* pruned = nullptr);
-  // LlmService.CountTokens.
+  // LlmService.CountTokens, of an app whose budgets were asked.
   absl::StatusOr<v1::CountTokensResponse> CountTokens(const std::string& app_id,
                                                       const v1::CountTokensRequest& request,
                                                       absl::Time deadline,

@@ -111,6 +111,7 @@ class HttpDoor::Server {
     IncomingCall incoming;
     std::shared_ptr<CallControl> control;              // shared with those who cancel
     std::optional<v1::Message> answer = std::nullopt;  // once it is finished
+    bool told = false;                                 // the gateway has it, and tells of refusals
 
     size_t choice() const { return static_cast<size_t>(asked.choice); }
   };
@@ -128,7 +129,7 @@ class HttpDoor::Server {
   absl::StatusOr<std::vector<v1::Token>> ScorePrompt(Call& call);
   absl::StatusOr<v1::CountTokensResponse> Count(const std::string& app_id,
                                                 const v1::GenerateRequest& asked,
-                                                const std::function<bool()>& over) const;
+                                                const std::function<bool()>& over);
   absl::Status EchoAlone(Call& call, const AnsweringModel& model);
   absl::Status Generate(Call& call, const v1::GenerateRequest& request);
   // Sends what an event makes of the answer. False: the client did not take it.
@@ -253,14 +254,19 @@ void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, const 
   reply.AddHeaders([this, app = gateway_.apps().NameOf(*app_id)] {
     return RateLimitHeaders(gateway_.budgets().LeftOf(app));
   });
+  const auto refuse = [&](const absl::Status& status) {
+    gateway_.Refused({.method = api.answer == nullptr ? "CountTokens" : "",
+                      .arrived_ns = arrived_ns,
+                      .app_id = *app_id},
+                     status);
+    reply.RespondError(status);
+  };
   const HeaderOf headers = HeadersOf(exchange.head());
-  if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) {
-    return reply.RespondError(good);
-  }
+  if (const absl::Status good = CheckOpenAiHeaders(headers); !good.ok()) return refuse(good);
   std::string body;
   if (const auto failure = exchange.ReadBody(&body)) return reply.RespondFailure(*failure);
   const absl::StatusOr<OpenAiCall> asked = api.read(body, headers);
-  if (!asked.ok()) return reply.RespondError(asked.status());
+  if (!asked.ok()) return refuse(asked.status());
   Request request{.reply = reply,
                   .api = api,
                   .arrived_ns = arrived_ns,
@@ -289,7 +295,7 @@ absl::Status HttpDoor::Server::AnswerChoice(const http::Exchange& exchange, Requ
   // The others begin when those before them have ended.
   const int64_t arrived_ns = asked.choice == 0 ? request.arrived_ns : clock_.SteadyNanos();
   IncomingCall incoming{.id = RandomId64(), .arrived_ns = arrived_ns, .caller = CallerOf(exchange)};
-  WITHY_RETURN_IF_ERROR(gateway_.Arrive(incoming.id));
+  WITHY_RETURN_IF_ERROR(gateway_.Arrive(incoming));
   AdmittedScope scope(gateway_, incoming.id);
   const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
   incoming.over = [control] { return !control->Check().ok(); };
@@ -297,17 +303,24 @@ absl::Status HttpDoor::Server::AnswerChoice(const http::Exchange& exchange, Requ
       .request = request, .asked = asked, .incoming = std::move(incoming), .control = control};
   const uint64_t watched = watch_.Enter(exchange.fd(), control);
   scope.status = Run(call);
+  if (!call.told) {
+    gateway_.Refused({.id = call.incoming.id,
+                      .arrived_ns = arrived_ns,
+                      .app_id = request.app_id,
+                      .request_id = asked.request.request_id()},
+                     scope.status);
+  }
   watch_.Leave(watched);
   return scope.status;
 }
 
-absl::StatusOr<v1::CountTokensResponse> HttpDoor::Server::Count(
-    const std::string& app_id, const v1::GenerateRequest& asked,
-    const std::function<bool()>& over) const {
+absl::StatusOr<v1::CountTokensResponse> HttpDoor::Server::Count(const std::string& app_id,
+                                                                const v1::GenerateRequest& asked,
+                                                                const std::function<bool()>& over) {
   v1::CountTokensRequest count;
   *count.mutable_prompt() = asked.prompt();
   count.set_model(asked.model());
-  return gateway_.counter().CountTokens(app_id, count, absl::Now() + kStoreTime, over);
+  return gateway_.CountTokens(app_id, count, absl::Now() + kStoreTime, over);
 }
 
 absl::Status HttpDoor::Server::CountPrompt(const Request& request) {
@@ -355,6 +368,7 @@ absl::Status HttpDoor::Server::PreparePrompt(Call& call,
 
 // Calls tell log-probabilities of their answers alone; those of the prompt are a score.
 absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call) {
+  call.told = true;
   const v1::GenerateRequest& asked = call.asked.request;
   v1::ScoreRequest request;
   request.set_text(asked.prompt().text());
@@ -369,6 +383,7 @@ absl::StatusOr<std::vector<v1::Token>> HttpDoor::Server::ScorePrompt(Call& call)
 
 // A completion that asks for no token: nothing is generated.
 absl::Status HttpDoor::Server::EchoAlone(Call& call, const AnsweringModel& model) {
+  call.told = true;
   WITHY_ASSIGN_OR_RETURN(const v1::CountTokensResponse counted,
                          Count(call.request.app_id, call.asked.request, call.incoming.over));
   v1::GenerateResponse event;
@@ -443,6 +458,7 @@ void HttpDoor::Server::SendEnd(const Request& request) {
 }
 
 absl::Status HttpDoor::Server::Generate(Call& call, const v1::GenerateRequest& request) {
+  call.told = true;
   return gateway_.Generate(
       call.incoming, request, call.control,
       [&](const v1::GenerateResponse& event) { return SendEvent(call, event); });

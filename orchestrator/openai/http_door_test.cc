@@ -510,5 +510,53 @@ TEST_F(HttpDoorTest, AnAddressThatIsTakenIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("orchestrator.http_listen"));
 }
 
+TEST(HttpRefusalsTest, WhatIsRefusedBeforeItIsACallIsToldOnce) {
+  Board board(WithHttp(/*queue_limit=*/1));
+  board.StartProfiler();
+  const auto expect = [&](const std::string& method, const std::string& reason) {
+    const v1::CallReport report = board.profiler.Next();
+    EXPECT_EQ(report.method(), method);
+    EXPECT_EQ(report.reason(), reason);
+    EXPECT_EQ(report.app(), "one");
+    EXPECT_EQ(report.refusals(), 1u);
+  };
+  Exchange(board, Post(kChatPath, "{"));
+  expect("", "INVALID_REQUEST");
+  Exchange(board, Post("/v1/messages/count_tokens", "{"));
+  expect("CountTokens", "INVALID_REQUEST");
+  Exchange(board, Post("/v1/completions", R"({"prompt": "", "echo": true})"));
+  expect("", "INVALID_REQUEST");
+  Exchange(board, Post(kChatPath,
+                       R"({"model": "nobody", "messages": [{"role": "user", "content": "x"}]})"));
+  expect("", "NOT_FOUND");
+  const Client held(board);
+  held.Send(Post("/v1/completions", R"({"prompt": "hold", "stream": true})"));
+  held.Read("data:");
+  Exchange(board, Post(kChatPath, kHello));
+  expect("", "QUEUE_FULL");
+  board.worker.Release();
+  held.Read();
+  EXPECT_EQ(board.profiler.Next().status_code(), 0u) << "of the one that was held";
+}
+
+TEST(HttpRefusalsTest, APromptThatIsScoredFirstIsToldOnce) {
+  v1::Config config = WithHttp();
+  v1::AppBudget& budget = *config.mutable_orchestrator()->add_app_budgets();
+  budget.set_app("one");
+  budget.set_tokens_per_day(1);
+  Board board(config);
+  board.StartProfiler();
+  Exchange(board, Post(kChatPath, kHello));
+  EXPECT_EQ(board.profiler.Next().status_code(), 0u) << "the call that uses the budget up";
+  EXPECT_THAT(Exchange(board, Post("/v1/completions",
+                                   R"({"prompt": "hello", "echo": true, "logprobs": 1})")),
+              HasSubstr("tokens_per_day"));
+  EXPECT_EQ(board.profiler.Next().method(), "Score");
+  Exchange(board, Post("/v1/completions", R"({"prompt": "hello", "echo": true, "max_tokens": 0})"));
+  EXPECT_EQ(board.profiler.Next().method(), "CountTokens");
+  Exchange(board, Post(kChatPath, "{"));
+  EXPECT_EQ(board.profiler.Next().reason(), "INVALID_REQUEST") << "nothing came between";
+}
+
 }  // namespace
 }  // namespace withy::orchestrator

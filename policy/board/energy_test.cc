@@ -56,6 +56,16 @@ TEST(EnergyLedgerTest, TheSumOfAllChargesIsWhatWasDrawnWhileCallsRan) {
   EXPECT_NEAR(charged, busy, 1e-6 * busy);
 }
 
+TEST(EnergyLedgerTest, ACallThatYieldsIsChargedWhileNoOtherRuns) {
+  EnergyLedger ledger;
+  ledger.Begin(1, 100, 1 * kSecond, /*yields=*/true);
+  ledger.Begin(2, 110, 2 * kSecond);
+  EXPECT_DOUBLE_EQ(ledger.End(2, 150, 3 * kSecond), 40) << "all of it: the other computed nothing";
+  ledger.Begin(3, 153, 4 * kSecond, /*yields=*/true);
+  EXPECT_DOUBLE_EQ(ledger.End(1, 163, 5 * kSecond), 10 + 3 + 5);
+  EXPECT_DOUBLE_EQ(ledger.End(3, 163, 6 * kSecond), 5);
+}
+
 TEST(EnergyLedgerTest, AMeterThatFallsChargesNothing) {
   EnergyLedger ledger;
   ledger.Begin(1, 50, kSecond);

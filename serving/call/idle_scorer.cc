@@ -31,7 +31,7 @@ bool IdleScorer::Round(bool may_compute, const std::atomic<bool>* interrupt) {
     return true;
   }
   if (!*scored) return true;
-  sink_->Scored(scorer_->Fresh(), scorer_->progress());
+  sink_->Scored(scorer_->Fresh(), {scorer_->progress(), scorer_->computed_tokens()});
   if (scorer_->finished()) {
     const auto scorer = std::move(scorer_);
     std::exchange(sink_, nullptr)->Finished(scorer->Scores());

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,12 +17,17 @@
 
 namespace withy::serving {
 
+struct ScoreProgress {
+  double share = 0;              // of the text, 0 .. 1
+  uint64_t computed_tokens = 0;  // as TextScorer's
+};
+
 // Told on the engine thread; must return at once. Finished or Failed is the last call.
 class ScoreSink {
  public:
   virtual ~ScoreSink() = default;
-  // `tokens`: since the last call, if the scorer reports them. `progress`: 0 .. 1.
-  virtual void Scored(std::span<const engine::Sample> tokens, double progress) = 0;
+  // `tokens`: since the last call, if the scorer reports them.
+  virtual void Scored(std::span<const engine::Sample> tokens, const ScoreProgress& progress) = 0;
   virtual void Finished(const std::vector<engine::TextScore>& scores) = 0;
   virtual void Failed(const absl::Status& status) = 0;
   // Whether a message would be sent; nothing is computed meanwhile.

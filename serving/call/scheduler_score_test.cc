@@ -19,8 +19,9 @@ using testing::HasSubstr;
 
 class RecordingScore final : public ScoreSink {
  public:
-  void Scored(std::span<const engine::Sample> tokens, double /*progress*/) override {
+  void Scored(std::span<const engine::Sample> tokens, const ScoreProgress& progress) override {
     scored += static_cast<int>(tokens.size());
+    computed = progress.computed_tokens;
   }
   void Finished(const std::vector<engine::TextScore>& scores) override {
     losses = scores.back().losses.size();
@@ -34,6 +35,7 @@ class RecordingScore final : public ScoreSink {
   bool HasLeft() const override { return left; }
 
   std::atomic<int> scored{0};
+  std::atomic<uint64_t> computed{0};  // tokens
   std::atomic<bool> room{true};
   std::atomic<bool> left{false};
   size_t losses = 0;
@@ -58,6 +60,7 @@ TEST(SchedulerScoreTest, ATextIsScoredWhileNothingElseIsToBeDone) {
   EXPECT_TRUE(sink->status.ok()) << sink->status;
   EXPECT_EQ(sink->losses, 199u);
   EXPECT_EQ(sink->scored, 199);
+  EXPECT_EQ(sink->computed, 199u);
 }
 
 TEST(SchedulerScoreTest, CallsComeFirst) {

@@ -77,6 +77,14 @@ class ModelUseTest : public ::testing::Test {
   std::string token_;
 };
 
+class KeptArenaModelUseTest : public ModelUseTest {
+ protected:
+  void SetUp() override {
+    board_.KeepArena();
+    ModelUseTest::SetUp();
+  }
+};
+
 TEST_F(ModelUseTest, RunningAnswersEndOnTheOldModelAndContextsGoOnWithTheNewOne) {
   const std::string context = CreateContext(*stub_, token_);
   const v1::GenerateRequest question = UserRequest(context, "tell me a long story", 150);
@@ -112,6 +120,20 @@ TEST_F(ModelUseTest, RunningAnswersEndOnTheOldModelAndContextsGoOnWithTheNewOne)
   const Answer again =
       GenerateWithRetry(*stub_, token_, UserRequest("", "tell me a long story", 150));
   EXPECT_EQ(again.text, whole.text);
+}
+
+// The worker keeps its process, and with it what the store's earlier process knew of it.
+TEST_F(KeptArenaModelUseTest, AStoreThatRestartsMeanwhileServesTheNewModel) {
+  const std::string context = CreateContext(*stub_, token_);
+  ASSERT_TRUE(Generate(*stub_, token_, UserRequest(context, "a story", 20)).status.ok());
+  const pid_t pid = board_.Pid("model_worker");
+  board_.Kill("context_store");
+  ASSERT_TRUE(Use(other_).ok());
+  EXPECT_EQ(WaitFor(other_).status().pid(), static_cast<uint32_t>(pid));
+  board_.Start("context_store");
+  ASSERT_TRUE(board_.WaitUntilServing()) << board_.Log("model_worker");
+  const Answer after = GenerateWithRetry(*stub_, token_, UserRequest(context, "go on", 20));
+  EXPECT_TRUE(after.status.ok()) << after.status;
 }
 
 TEST_F(ModelUseTest, WhatCannotBeServedIsRefusedAndChangesNothing) {
