@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "engine/gguf/testing.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
 #include "gmock/gmock.h"
@@ -134,11 +135,6 @@ TEST_F(JudgementTest, WhatIsNoModelIsNamedWithARemedy) {
       {[](GgufWriter& w) { w.SetString("general.type", "imatrix"); }, "importance matrix", "own"},
       {[](GgufWriter& w) { w.SetString("general.architecture", "controlvector"); },
        "control vector", "without it"},
-      {[](GgufWriter& w) {
-         w.Set<uint16_t>("split.no", 1);
-         w.Set<uint16_t>("split.count", 3);
-       },
-       "part 2 of 3 of a split model", "llama-gguf-split --merge"},
       {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 3); }, "an embedding model",
        "generate text"},
       {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 4); }, "a reranker",
@@ -155,6 +151,24 @@ TEST_F(JudgementTest, WhatIsNoModelIsNamedWithARemedy) {
   for (const char* type : {"model", "finetune"}) {
     EXPECT_TRUE(Judge([&](GgufWriter& w) { w.SetString("general.type", type); }).ok()) << type;
   }
+}
+
+TEST_F(JudgementTest, ASplitModelIsServedByItsFirstPart) {
+  const std::string whole = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf");
+  const std::vector<std::string> parts =
+      WriteSplit(GgufFile::Open(whole).value(), folder_ / "split", 4);
+  ModelOptions options;
+  options.cache_dir = folder_ / "packed";
+  options.threads = 1;
+  const auto answer = [&](const std::string& path) {
+    const auto bundle = OpenBundle(path, options);
+    EXPECT_TRUE(bundle.ok()) << bundle.status();
+    return bundle.ok() ? *GreedyDecode(*bundle->model, std::vector<int32_t>{1}, 8)
+                       : std::vector<int32_t>();
+  };
+  EXPECT_EQ(answer(parts[0]), answer(whole));
+  const absl::Status later = OpenBundle(parts[1], options).status();
+  EXPECT_THAT(std::string(later.message()), HasSubstr("name its first part, " + parts[0]));
 }
 
 TEST_F(JudgementTest, AVocabularyAloneIsNamed) {
