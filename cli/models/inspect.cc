@@ -248,7 +248,13 @@ std::string InspectionText(const Inspection& in) {
     rows.push_back(
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
-    rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
+    rows.push_back(
+        {"window",
+         absl::StrCat(s.context_length, " tokens",
+                      s.long_rope_frequencies.empty()
+                          ? ""
+                          : absl::StrCat("; LongRoPE: contexts of more than ", s.long_rope_above,
+                                         " take the long factors, others the short"))});
     const std::string beyond = engine::BeyondLlama(s);
     if (!beyond.empty()) rows.push_back({"computed", absl::StrCat("on the CPU only: ", beyond)});
     rows.push_back({"packed", Bytes(in.packed_bytes)});

@@ -107,7 +107,7 @@ TEST_F(JudgementTest, InspectionAndWorkersAgree) {
       [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.ggml.eos_token_id", 1 << 30); },
       [](GgufWriter& w) { w.SetString("tokenizer.chat_template", "{{ \xFF }}"); },
       [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.chat_template", 1); },
-      [](GgufWriter& w) { w.SetString("llama.rope.scaling.type", "yarn"); },
+      [](GgufWriter& w) { w.SetString("llama.rope.scaling.type", "dynamic"); },
       [](GgufWriter& w) { w.Set<bool>("llama.attention.causal", false); },
       [](GgufWriter& w) { w.Set<uint32_t>("llama.block_count", 4); },
       [](GgufWriter& w) { w.SetString("general.architecture", "mamba"); },
@@ -191,7 +191,7 @@ TEST_F(JudgementTest, AllProblemsAreTold) {
   const std::string path = Changed([&](GgufWriter& w) {
     w.SetString("general.architecture", "llama");
     w.Set<uint32_t>("llama.expert_count", 8);
-    w.SetString("llama.rope.scaling.type", "yarn");
+    w.SetString("llama.rope.scaling.type", "dynamic");
     w.Set<uint32_t>("llama.pooling_type", 1);
     w.SetString("tokenizer.ggml.model", "klingon");
     w.AddTensor("blk.9.a.weight", GgmlType::kQ1_0, {128, 2}, bytes.first(36));
@@ -202,7 +202,7 @@ TEST_F(JudgementTest, AllProblemsAreTold) {
   ASSERT_TRUE(file.ok()) << file.status();
   const std::string all(JoinProblems(JudgeServability(*file, {}).problems).message());
   for (const char* part :
-       {"expert_count is 8", "yarn", "embedding model", "klingon", "supported are",
+       {"expert_count is 8", "dynamic", "embedding model", "klingon", "supported are",
         "blk.9.a.weight and 1 more have type Q1_0", "blk.9.c.weight has type IQ1_S"}) {
     EXPECT_THAT(all, HasSubstr(part));
   }

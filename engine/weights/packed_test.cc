@@ -643,7 +643,7 @@ TEST_F(PackedTest, ImportErrorsNameTheThing) {
                   [](GgufWriter* w) { w->Set<uint32_t>("llama.attention.head_count_kv", 3); })),
               HasSubstr("divisor"));
   EXPECT_THAT(Message(with_metadata(
-                  [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "yarn"); })),
+                  [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "dynamic"); })),
               HasSubstr("none, linear, llama3"));
   EXPECT_THAT(
       Message(with_metadata([](GgufWriter* w) { w->Set<uint32_t>("llama.expert_count", 8); })),

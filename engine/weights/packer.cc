@@ -233,7 +233,9 @@ class Packer {
   }
 
   absl::Status WriteVector(const LayoutItem& item) {
-    std::vector<float> values = layout_.shape.rope_frequencies;
+    const bool long_rope = item.entry.name.data() == kLongRopeVector;
+    std::vector<float> values =
+        long_rope ? layout_.shape.long_rope_frequencies : layout_.shape.rope_frequencies;
     if (item.source != nullptr) {
       values.resize(item.entry.n_in);
       WITHY_RETURN_IF_ERROR(Dequantize(item.source->type, file_.Data(*item.source), values));
