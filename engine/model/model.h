@@ -151,6 +151,8 @@ struct ModelHooks {
   std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap = {};
   // No part of a layer stays in memory, and the weight budget is buffers for whole layers.
   bool stream_whole_layers = false;
+  // Where /proc and /sys are, which say how much memory there is; empty: the system's.
+  std::string memory_root = {};
 };
 
 struct ModelOptions {
