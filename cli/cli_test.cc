@@ -22,6 +22,7 @@
 #include "cli/stats.h"
 #include "cli/token_json.h"
 #include "engine/gguf/reader.h"
+#include "engine/gguf/testing.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/synth.h"
 #include "gmock/gmock.h"
@@ -614,6 +615,28 @@ TEST(InspectTest, SaysOfAFileWhatTheWorkersSay) {
   EXPECT_THAT(InspectionJson(bare), HasSubstr("\"warnings\":[\"the file has no chat template"));
   std::filesystem::remove(plain);
   std::filesystem::remove(changed);
+}
+
+TEST(InspectTest, ASplitModelIsOne) {
+  const std::string plain = ::testing::TempDir() + "/withy_cli_whole.gguf";
+  ASSERT_TRUE(engine::WriteSynthModel(*engine::FindSynthShape("tiny"),
+                                      *engine::FindSynthType("q8_0"), 1, plain)
+                  .ok());
+  const std::vector<std::string> parts = engine::WriteSplit(
+      engine::GgufFile::Open(plain).value(), ::testing::TempDir() + "/withy_cli_split", 3);
+  const auto whole = Inspect(plain, {});
+  const auto split = Inspect(parts[0], {});
+  ASSERT_TRUE(whole.ok() && split.ok()) << split.status();
+  EXPECT_TRUE(split->problems.empty());
+  EXPECT_EQ(split->parts, 3u);
+  EXPECT_EQ(split->parameters, whole->parameters);
+  EXPECT_EQ(split->packed_bytes, whole->packed_bytes);
+  EXPECT_GT(split->file_bytes, whole->file_bytes - 4096);
+  EXPECT_THAT(InspectionText(*split), HasSubstr("-00001-of-00003.gguf and 2 more parts, "));
+  EXPECT_THAT(InspectionJson(*split), HasSubstr("\"parts\":3"));
+  EXPECT_THAT(std::string(Inspect(parts[2], {}).status().message()), HasSubstr(parts[0]));
+  std::filesystem::remove(plain);
+  for (const std::string& part : parts) std::filesystem::remove(part);
 }
 
 TEST(InspectTest, ListsTheLevelsOfAnElasticFile) {

@@ -55,9 +55,12 @@ engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
   return {.layers = kv.layers, .kv_heads = kv.kv_heads, .head_dim = kv.head_dim};
 }
 
-// KV of before weights were found damaged has another one.
+// KV of before weights were found damaged has another one, and KV of other RoPE frequencies.
 std::string KvModelId(const engine::ModelInfo& info) {
-  return info.kv_epoch == 0 ? info.id : absl::StrCat(info.id, "-", info.kv_epoch);
+  std::string id = info.id;
+  if (info.kv_epoch != 0) absl::StrAppend(&id, "-", info.kv_epoch);
+  if (!info.kv_variant.empty()) absl::StrAppend(&id, "-", info.kv_variant);
+  return id;
 }
 
 serving::SchedulerOptions OptionsOf(const proto::ModelConfig& config, const WorkerHooks& hooks) {

@@ -78,8 +78,9 @@ void Rope(const engine::ModelShape& shape, size_t position, size_t tokens, Float
     for (size_t pair = 0; pair < dim / 2; ++pair) {
       const double angle =
           double{shape.rope_frequencies[pair]} * static_cast<double>(position + r % tokens);
-      const auto cosine = static_cast<float>(std::cos(angle));
-      const auto sine = static_cast<float>(std::sin(angle));
+      const auto scale = double{shape.rope_scales[0]};
+      const auto cosine = static_cast<float>(scale * std::cos(angle));
+      const auto sine = static_cast<float>(scale * std::sin(angle));
       for (size_t head = 0; head < x->width(); head += dim) {
         float& a = row[head + (adjacent ? 2 * pair : pair)];
         float& b = row[head + (adjacent ? 2 * pair + 1 : pair + dim / 2)];
@@ -119,6 +120,7 @@ absl::StatusOr<Floats> Read(const engine::GgufFile& file, const std::string& nam
 absl::StatusOr<std::unique_ptr<FloatModel>> FloatModel::Open(const std::string& path) {
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   WITHY_ASSIGN_OR_RETURN(engine::ModelShape shape, engine::ReadShape(file));
+  shape.UseWindow(0);
   if (shape.qk_norm != engine::QkNorm::kNone || shape.needs_qkv_bias ||
       !engine::BeyondLlama(shape).empty()) {
     return absl::UnimplementedError(

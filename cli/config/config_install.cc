@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/listen_address.h"
 #include "base/status.h"
+#include "engine/gguf/split.h"
 
 namespace withy::cli {
 namespace {
@@ -30,14 +31,13 @@ struct NamedPath {
 
 // Everything outside of what each unit has anyway.
 std::vector<NamedPath> PathsOf(const v1::Config& config) {
-  std::vector<NamedPath> named = {{config.model().path()},
-                                  {config.draft().path()},
-                                  {config.store().master_key_path()},
-                                  {config.tls().certificate_file()},
-                                  {config.tls().key_file()},
-                                  {config.tls().client_ca_file()},
-                                  {config.state_dir(), true},
-                                  {config.run_dir(), true}};
+  std::vector<NamedPath> named = {
+      {config.store().master_key_path()}, {config.tls().certificate_file()},
+      {config.tls().key_file()},          {config.tls().client_ca_file()},
+      {config.state_dir(), true},         {config.run_dir(), true}};
+  for (const std::string& model : {config.model().path(), config.draft().path()}) {
+    for (const std::string& part : engine::GgufPartPaths(model)) named.push_back({part});
+  }
   if (config.orchestrator().tlm_path() != "off")
     named.push_back({config.orchestrator().tlm_path()});
   for (const std::string& file : config.store().public_system_prompt_files()) {

@@ -57,6 +57,9 @@ TEST(UnitDropInTest, HomesAreOpenedAsFarAsNeeded) {
                               "BindPaths=-/home/me/state\n"));
   EXPECT_THAT(UnitDropIn(Installed("store { master_key_path: \"/tmp/key\" }")),
               HasSubstr("PrivateTmp=no"));
+  EXPECT_THAT(UnitDropIn(Installed("model { path: \"/home/me/m-00001-of-00002.gguf\" }")),
+              HasSubstr("BindReadOnlyPaths=-/home/me/m-00001-of-00002.gguf "
+                        "-/home/me/m-00002-of-00002.gguf\n"));
   EXPECT_THAT(UnitDropIn(Installed("store { listen: \"unix:/etc/withy/run/store.sock\" }")),
               HasSubstr("ReadWritePaths=-/etc/withy/run\n"));
 }

@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "cli/config/config_install.h"
 #include "cli/output.h"
+#include "engine/gguf/split.h"
 
 namespace withy::cli {
 namespace {
@@ -102,10 +103,12 @@ std::vector<Finding> LookAtConfig(const CheckedConfig& checked) {
   for (const std::string& missing : MissingFiles(checked.config)) {
     findings.push_back({true, missing, "put it there, or name another"});
   }
-  for (const std::string& path : {checked.config.model().path(), checked.config.draft().path()}) {
-    if (!Exists(path) || access(path.c_str(), R_OK) == 0) continue;
-    findings.push_back({true, absl::StrCat(path, " cannot be read by this user"),
-                        absl::StrCat("chmod a+r ", path)});
+  for (const std::string& model : {checked.config.model().path(), checked.config.draft().path()}) {
+    for (const std::string& path : engine::GgufPartPaths(model)) {
+      if (!Exists(path) || access(path.c_str(), R_OK) == 0) continue;
+      findings.push_back({true, absl::StrCat(path, " cannot be read by this user"),
+                          absl::StrCat("chmod a+r ", path)});
+    }
   }
   return findings;
 }

@@ -88,7 +88,7 @@ absl::StatusOr<ElasticFile> FindOrMake(const std::string& plain, const std::stri
   WITHY_ASSIGN_OR_RETURN(const GgufFile overlay, GgufFile::Open(overlay_path));
   ElasticFile elastic{.path = ElasticPath(plain),
                       .overlay = std::filesystem::path(overlay_path).filename().string()};
-  if (!IsUpToDate(elastic.path, sha256, engine::Sha256Of(overlay.bytes()))) {
+  if (!IsUpToDate(elastic.path, sha256, engine::Sha256Of(overlay))) {
     WITHY_ASSIGN_OR_RETURN(const GgufFile source, GgufFile::Open(plain));
     const auto applied = [&](uint64_t written, uint64_t all) {
       progress(static_cast<double>(written) / static_cast<double>(all), "adding levels");

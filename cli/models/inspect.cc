@@ -143,7 +143,8 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, const engine::TextOp
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
   Inspection out;
   out.path = path;
-  out.file_bytes = file.bytes().size();
+  out.parts = file.parts().size();
+  for (const engine::GgufPart& part : file.parts()) out.file_bytes += part.bytes.size();
   out.gguf_version = file.version();
   const auto shown = [&file](const char* key) {
     return ValidUtf8(file.GetStringOr(key, "").value_or(""), kMaxShownBytes);
@@ -239,14 +240,21 @@ std::string InspectionText(const Inspection& in) {
   const engine::ModelShape& s = in.shape;
   std::vector<std::vector<std::string>> rows = {
       {"file",
-       absl::StrCat(in.path, ", ", Bytes(in.file_bytes), ", GGUF version ", in.gguf_version)},
+       absl::StrCat(in.path, in.parts > 1 ? absl::StrCat(" and ", in.parts - 1, " more parts") : "",
+                    ", ", Bytes(in.file_bytes), ", GGUF version ", in.gguf_version)},
       {"model",
        absl::StrCat(in.name, " (", in.architecture, "), ", Count(in.parameters), " parameters")}};
   if (s.layers > 0) {
     rows.push_back(
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
-    rows.push_back({"window", absl::StrCat(s.context_length, " tokens")});
+    rows.push_back(
+        {"window",
+         absl::StrCat(s.context_length, " tokens",
+                      s.long_rope_frequencies.empty()
+                          ? ""
+                          : absl::StrCat("; LongRoPE: contexts of more than ", s.long_rope_above,
+                                         " take the long factors, others the short"))});
     const std::string beyond = engine::BeyondLlama(s);
     if (!beyond.empty()) rows.push_back({"computed", absl::StrCat("on the CPU only: ", beyond)});
     rows.push_back({"packed", Bytes(in.packed_bytes)});
@@ -313,6 +321,7 @@ std::string InspectionJson(const Inspection& in) {
   for (const engine::LevelSpec& level : in.levels.levels) percents.push_back(level.percent);
   if (!in.tlm) percents.push_back(100);
   const nlohmann::json json = {{"path", in.path},
+                               {"parts", in.parts},
                                {"file_bytes", in.file_bytes},
                                {"gguf_version", in.gguf_version},
                                {"architecture", in.architecture},

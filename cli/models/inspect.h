@@ -26,7 +26,8 @@ struct TypeShare {
 
 struct Inspection {
   std::string path;
-  uint64_t file_bytes = 0;
+  uint64_t parts = 1;       // files
+  uint64_t file_bytes = 0;  // of all parts
   uint32_t gguf_version = 0;
   std::string architecture;
   std::string name;

@@ -11,6 +11,7 @@
 #include "base/memory_limits.h"
 #include "base/status.h"
 #include "context_store/arena/arena.h"
+#include "engine/gguf/split.h"
 #include "policy/kv/arena_size.h"
 #include "withy/v1/config.pb.h"
 
@@ -26,9 +27,13 @@ constexpr uint64_t kOtherBufferBytes = uint64_t{128} << 20;
 // 0 where this process cannot see the file: the model is on another board.
 uint64_t WeightBytes(const v1::ModelConfig& model) {
   if (model.weight_budget_bytes() > 0) return model.weight_budget_bytes();
-  std::error_code error;
-  const uint64_t bytes = std::filesystem::file_size(model.path(), error);
-  return error ? 0 : bytes;
+  uint64_t bytes = 0;
+  for (const std::string& part : engine::GgufPartPaths(model.path())) {
+    std::error_code error;
+    const uint64_t part_bytes = std::filesystem::file_size(part, error);
+    if (!error) bytes += part_bytes;
+  }
+  return bytes;
 }
 
 uint64_t ChargedBytes(const UniqueFd& file) {

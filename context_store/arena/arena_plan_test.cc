@@ -68,6 +68,16 @@ TEST_F(ArenaPlanTest, ItFitsBesideWeightsAndBuffers) {
                     HasSubstr("raise the limit")));
 }
 
+TEST_F(ArenaPlanTest, TheWeightsOfASplitModelAreThoseOfAllParts) {
+  for (const char* part : {"m-00001-of-00002.gguf", "m-00002-of-00002.gguf"}) {
+    std::ofstream(dir_ / part);
+    fs::resize_file(dir_ / part, 50 * kMib);
+  }
+  config_.mutable_model()->set_path(dir_ / "m-00001-of-00002.gguf");
+  Limit(320 * kMib);
+  EXPECT_THAT(Plan()->sum, HasSubstr("weights 100 MiB"));
+}
+
 TEST_F(ArenaPlanTest, WhileMemoryIsShortAKeptArenaKeepsItsSize) {
   auto arena = Arena::Create(16 * kMib, {});
   ASSERT_TRUE(arena.ok());

@@ -160,7 +160,7 @@ TEST_P(ElementwiseTest, RopeRotatesPairsAndLeavesTheRest) {
     const int head_dim = rope_dims + 8;
     const std::vector<float> frequencies = RopeFrequencies(rope_dims, 10000.0, 1.0, nullptr);
     std::vector<float> angles(2 * static_cast<size_t>(rope_dims));
-    RopeAngles(frequencies, 321, interleaved, angles.data());
+    RopeAngles(frequencies, 1.25f, 321, interleaved, angles.data());
     const std::vector<float> x = RandomFloats(rng, 2 * head_dim);
     std::vector<float> y = x;
     kernels().rope(y.data(), 2, head_dim, angles.data(), rope_dims, interleaved);
@@ -169,8 +169,8 @@ TEST_P(ElementwiseTest, RopeRotatesPairsAndLeavesTheRest) {
         const size_t a = static_cast<size_t>(h * head_dim + (interleaved ? 2 * i : i));
         const size_t b = a + static_cast<size_t>(interleaved ? 1 : rope_dims / 2);
         const double angle = 321.0 * std::pow(10000.0, -2.0 * i / rope_dims);
-        EXPECT_NEAR(y[a], x[a] * std::cos(angle) - x[b] * std::sin(angle), 1e-4);
-        EXPECT_NEAR(y[b], x[a] * std::sin(angle) + x[b] * std::cos(angle), 1e-4);
+        EXPECT_NEAR(y[a], 1.25 * (x[a] * std::cos(angle) - x[b] * std::sin(angle)), 1e-4);
+        EXPECT_NEAR(y[b], 1.25 * (x[a] * std::sin(angle) + x[b] * std::cos(angle)), 1e-4);
       }
       for (int d = rope_dims; d < head_dim; ++d) {
         EXPECT_EQ(y[static_cast<size_t>(h * head_dim + d)],

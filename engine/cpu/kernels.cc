@@ -69,16 +69,17 @@ std::vector<float> RopeFrequencies(int rope_dims, double base, double linear_fac
   return frequencies;
 }
 
-void RopeAngles(const std::vector<float>& frequencies, int position, bool interleaved,
+void RopeAngles(const std::vector<float>& frequencies, float scale, int position, bool interleaved,
                 float* angles) {
+  const auto factor = static_cast<double>(scale);
   const size_t half = frequencies.size();
   float* of_pair = angles + 2 * half;
   for (size_t i = 0; i < half; ++i) {
     const double angle = static_cast<double>(position) * static_cast<double>(frequencies[i]);
     const size_t first = interleaved ? 2 * i : i;
     const size_t second = interleaved ? 2 * i + 1 : half + i;
-    angles[first] = angles[second] = static_cast<float>(std::cos(angle));
-    of_pair[second] = static_cast<float>(std::sin(angle));
+    angles[first] = angles[second] = static_cast<float>(factor * std::cos(angle));
+    of_pair[second] = static_cast<float>(factor * std::sin(angle));
     of_pair[first] = -of_pair[second];
   }
 }

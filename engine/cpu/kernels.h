@@ -92,11 +92,11 @@ bool ParseTarget(std::string_view name, Target* target);
 // factors[i], unless `factors` is null (llama3 scaling, from a file's rope_freqs tensor).
 std::vector<float> RopeFrequencies(int rope_dims, double base, double linear_factor,
                                    const float* factors);
-// Factors for rope(). angles[0 .. rope_dims): cos(position * frequency[i]), which multiplies the
-// dimension itself. The next rope_dims floats multiply the dimension that it is paired with: -sin
-// for the first of a pair, sin for the second. interleaved: pairs (2i, 2i + 1), else
-// (i, i + rope_dims / 2).
-void RopeAngles(const std::vector<float>& frequencies, int position, bool interleaved,
+// Factors for rope(). angles[0 .. rope_dims): scale * cos(position * frequency[i]), which
+// multiplies the dimension itself. The next rope_dims floats multiply the dimension that it is
+// paired with: -scale * sin for the first of a pair, scale * sin for the second. interleaved: pairs
+// (2i, 2i + 1), else (i, i + rope_dims / 2).
+void RopeAngles(const std::vector<float>& frequencies, float scale, int position, bool interleaved,
                 float* angles);
 
 }  // namespace withy::engine

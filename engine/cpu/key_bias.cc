@@ -81,8 +81,12 @@ std::unique_ptr<KeyBias::Layer> KeyBias::Split(const ModelShape& s, const float*
     for (const int32_t pair : ChooseKeyBiasPairs(size)) {
       const int32_t x = first(pair);
       const int32_t y = second(pair);
-      *to++ = {
-          .first = x, .second = y, .angle = pair, .bias_first = rest[x], .bias_second = rest[y]};
+      // Attention adds the bias to keys that were scaled when they were turned.
+      *to++ = {.first = x,
+               .second = y,
+               .angle = pair,
+               .bias_first = s.rope_scales[0] * rest[x],
+               .bias_second = s.rope_scales[0] * rest[y]};
       rest[x] = rest[y] = 0.0f;
       ++layer->all_counts[static_cast<size_t>(head)];
       any = true;

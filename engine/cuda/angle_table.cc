@@ -11,7 +11,7 @@ const float* AngleTable::At(int32_t position) {
   if (part.empty()) {
     part.resize(kPositions * angles_);
     for (int32_t i = 0; i < kPositions; ++i) {
-      RopeAngles(frequencies_, static_cast<int32_t>(number) * kPositions + i, interleaved_,
+      RopeAngles(frequencies_, scale_, static_cast<int32_t>(number) * kPositions + i, interleaved_,
                  part.data() + static_cast<size_t>(i) * angles_);
     }
   }

@@ -12,8 +12,9 @@ namespace withy::engine::cuda {
 class AngleTable {
  public:
   // `angles`: floats of a position.
-  AngleTable(const std::vector<float>& frequencies, bool interleaved, int angles)
+  AngleTable(const std::vector<float>& frequencies, float scale, bool interleaved, int angles)
       : frequencies_(frequencies),
+        scale_(scale),
         interleaved_(interleaved),
         angles_(static_cast<size_t>(angles)) {}
 
@@ -24,6 +25,7 @@ class AngleTable {
   static constexpr int32_t kPositions = 64;  // computed together
 
   const std::vector<float>& frequencies_;
+  const float scale_;
   const bool interleaved_;
   const size_t angles_;
   std::vector<std::vector<float>> parts_;  // of kPositions each; empty: not computed

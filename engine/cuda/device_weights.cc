@@ -22,6 +22,7 @@ int32_t VectorLength(const ModelShape& s, WeightRole role) {
     case WeightRole::kVBias:
       return s.kv_rows();
     case WeightRole::kRopeFrequencies:
+    case WeightRole::kLongRopeFrequencies:
       return s.head_dim / 2;
     default:
       return s.d_model;

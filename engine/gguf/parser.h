@@ -1,15 +1,20 @@
-// Parses and validates the bytes of a GgufFile. For reader.cc only.
+// Parses and validates the bytes of a GgufFile. For reader.cc and split.cc only.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/gguf/reader.h"
 
 namespace withy::engine {
 
 class GgufParser {
  public:
+  // Maps one file and parses it, without the other parts of a split model. Errors: as
+  // GgufFile::Open(). Defined in reader.cc.
+  static absl::StatusOr<GgufFile> OpenOne(const std::string& path);
   // Fills everything except path and mapping. Errors: as GgufFile::Open(), without the file's name.
   static absl::Status Parse(GgufFile& file);
 

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/gguf/parser.h"
+#include "engine/gguf/split.h"
 
 namespace withy::engine {
 namespace {
@@ -71,6 +72,16 @@ absl::StatusOr<T> OrFallback(absl::StatusOr<T> result, T fallback) {
   return result;
 }
 
+absl::Status WrongType(const GgufFile& file, const MetadataEntry& entry, std::string_view wanted) {
+  std::string type(ValueTypeName(entry.type));
+  if (entry.type == GgufValueType::kArray) {
+    absl::StrAppend(&type, " of ", ToAbsl(ValueTypeName(entry.element_type)));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(file.path(), ": metadata key \"",
+                                                 ToAbsl(entry.key), "\" is ", type, ", expected ",
+                                                 ToAbsl(wanted)));
+}
+
 }  // namespace
 
 int64_t TensorInfo::rows() const {
@@ -80,6 +91,12 @@ int64_t TensorInfo::rows() const {
 }
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
+  WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufParser::OpenOne(path));
+  WITHY_RETURN_IF_ERROR(GgufJoiner::Join(file));
+  return file;
+}
+
+absl::StatusOr<GgufFile> GgufParser::OpenOne(const std::string& path) {
   // Non-blocking, so that a pipe is refused instead of waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoError(absl::StrCat("open model file ", path));
@@ -102,8 +119,9 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
       mapping == MAP_FAILED ? ErrnoError(absl::StrCat("map model file ", path)) : absl::OkStatus();
   close(fd);
   WITHY_RETURN_IF_ERROR(mapped);
-  file.mapping_ = mapping;
+  file.mapped_ = true;
   file.bytes_ = {static_cast<const uint8_t*>(mapping), bytes};
+  file.parts_ = {{path, file.bytes_}};
   file.path_ = path;
   WITHY_RETURN_IF_ERROR(Annotate(GgufParser::Parse(file), path));
   return file;
@@ -113,6 +131,7 @@ absl::StatusOr<GgufFile> GgufFile::FromBytes(std::span<const uint8_t> bytes, std
   GgufFile file;
   file.bytes_ = bytes;
   file.path_ = std::move(name);
+  file.parts_ = {{file.path_, bytes}};
   WITHY_RETURN_IF_ERROR(Annotate(GgufParser::Parse(file), file.path_));
   return file;
 }
@@ -121,8 +140,9 @@ GgufFile::GgufFile(GgufFile&& other) noexcept { *this = std::move(other); }
 
 GgufFile& GgufFile::operator=(GgufFile&& other) noexcept {
   std::swap(path_, other.path_);
-  std::swap(mapping_, other.mapping_);
   std::swap(bytes_, other.bytes_);
+  std::swap(parts_, other.parts_);
+  std::swap(mapped_, other.mapped_);
   std::swap(version_, other.version_);
   std::swap(alignment_, other.alignment_);
   std::swap(metadata_, other.metadata_);
@@ -133,7 +153,10 @@ GgufFile& GgufFile::operator=(GgufFile&& other) noexcept {
 }
 
 GgufFile::~GgufFile() {
-  if (mapping_ != nullptr) munmap(mapping_, bytes_.size());
+  if (!mapped_) return;
+  for (const GgufPart& part : parts_) {
+    munmap(const_cast<uint8_t*>(part.bytes.data()), part.bytes.size());
+  }
 }
 
 const MetadataEntry* GgufFile::FindMetadata(std::string_view key) const {
@@ -148,18 +171,9 @@ absl::StatusOr<const MetadataEntry*> GgufFile::Require(std::string_view key) con
       absl::StrCat(path_, ": metadata key \"", ToAbsl(key), "\" is missing"));
 }
 
-absl::Status GgufFile::WrongType(const MetadataEntry& entry, std::string_view wanted) const {
-  std::string type(ValueTypeName(entry.type));
-  if (entry.type == GgufValueType::kArray) {
-    absl::StrAppend(&type, " of ", ToAbsl(ValueTypeName(entry.element_type)));
-  }
-  return absl::InvalidArgumentError(absl::StrCat(path_, ": metadata key \"", ToAbsl(entry.key),
-                                                 "\" is ", type, ", expected ", ToAbsl(wanted)));
-}
-
 absl::StatusOr<std::string_view> GgufFile::GetString(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
-  if (entry->type != GgufValueType::kString) return WrongType(*entry, "string");
+  if (entry->type != GgufValueType::kString) return WrongType(*this, *entry, "string");
   return std::string_view(reinterpret_cast<const char*>(entry->payload.data()),
                           entry->payload.size());
 }
@@ -175,28 +189,28 @@ absl::StatusOr<uint64_t> GgufFile::GetUint(std::string_view key) const {
 
 absl::StatusOr<int64_t> GgufFile::GetInt(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
-  if (!IsInteger(entry->type)) return WrongType(*entry, "an integer");
+  if (!IsInteger(entry->type)) return WrongType(*this, *entry, "an integer");
   const std::optional<int64_t> value = LoadInt(entry->type, entry->payload.data());
-  if (!value.has_value()) return WrongType(*entry, "an integer below 2^63");
+  if (!value.has_value()) return WrongType(*this, *entry, "an integer below 2^63");
   return *value;
 }
 
 absl::StatusOr<double> GgufFile::GetFloat(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
-  if (!IsFloat(entry->type)) return WrongType(*entry, "float32 or float64");
+  if (!IsFloat(entry->type)) return WrongType(*this, *entry, "float32 or float64");
   return LoadFloat(entry->type, entry->payload.data());
 }
 
 absl::StatusOr<bool> GgufFile::GetBool(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
-  if (entry->type != GgufValueType::kBool) return WrongType(*entry, "bool");
+  if (entry->type != GgufValueType::kBool) return WrongType(*this, *entry, "bool");
   return entry->payload[0] != 0;
 }
 
 absl::StatusOr<std::vector<std::string_view>> GgufFile::GetStringArray(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
   if (entry->type != GgufValueType::kArray || entry->element_type != GgufValueType::kString) {
-    return WrongType(*entry, "array of string");
+    return WrongType(*this, *entry, "array of string");
   }
   std::vector<std::string_view> strings;
   strings.reserve(entry->count);
@@ -214,14 +228,14 @@ absl::StatusOr<std::vector<int64_t>> GgufFile::GetIntArray(std::string_view key)
   const GgufValueType type = entry->element_type;
   const bool is_bool = type == GgufValueType::kBool;
   if (entry->type != GgufValueType::kArray || !(IsInteger(type) || is_bool)) {
-    return WrongType(*entry, "array of integers");
+    return WrongType(*this, *entry, "array of integers");
   }
   std::vector<int64_t> values;
   values.reserve(entry->count);
   const uint8_t* next = entry->payload.data();
   for (uint64_t i = 0; i < entry->count; ++i, next += ScalarBytes(type)) {
     const std::optional<int64_t> value = LoadInt(is_bool ? GgufValueType::kUint8 : type, next);
-    if (!value.has_value()) return WrongType(*entry, "array of integers below 2^63");
+    if (!value.has_value()) return WrongType(*this, *entry, "array of integers below 2^63");
     values.push_back(*value);
   }
   return values;
@@ -230,7 +244,7 @@ absl::StatusOr<std::vector<int64_t>> GgufFile::GetIntArray(std::string_view key)
 absl::StatusOr<std::vector<float>> GgufFile::GetFloatArray(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
   if (entry->type != GgufValueType::kArray || !IsFloat(entry->element_type)) {
-    return WrongType(*entry, "array of float32 or float64");
+    return WrongType(*this, *entry, "array of float32 or float64");
   }
   std::vector<float> values;
   values.reserve(entry->count);
@@ -243,7 +257,7 @@ absl::StatusOr<std::vector<float>> GgufFile::GetFloatArray(std::string_view key)
 
 absl::StatusOr<uint64_t> GgufFile::GetArrayCount(std::string_view key) const {
   WITHY_ASSIGN_OR_RETURN(const MetadataEntry* entry, Require(key));
-  if (entry->type != GgufValueType::kArray) return WrongType(*entry, "array");
+  if (entry->type != GgufValueType::kArray) return WrongType(*this, *entry, "array");
   return entry->count;
 }
 

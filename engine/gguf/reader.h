@@ -1,6 +1,6 @@
-// Read-only view of a memory-mapped GGUF file: metadata, tensor table, tensor bytes. Neighbours:
-// writer.h writes such files, quants.h converts tensor bytes to floats. Does not compute or know
-// model architectures.
+// Read-only view of a memory-mapped GGUF file, or of all parts of a split one: metadata, tensor
+// table, tensor bytes. Neighbours: split.h joins the parts, writer.h writes such files, quants.h
+// converts tensor bytes to floats. Does not compute or know model architectures.
 //
 //   WITHY_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open("models/pocket.gguf"));
 //   WITHY_ASSIGN_OR_RETURN(uint64_t layers, file.GetUint("llama.block_count"));
@@ -29,8 +29,9 @@ struct TensorInfo {
   std::string name;
   GgmlType type = GgmlType::kF32;
   std::vector<int64_t> dims;  // 1 to 4 entries, each >= 1
-  uint64_t offset = 0;        // of the first byte, from the start of the file
+  uint64_t offset = 0;        // of the first byte, from the start of its part
   uint64_t bytes = 0;
+  uint32_t part = 0;  // index in GgufFile::parts()
 
   int64_t cols() const { return dims[0]; }
   int64_t rows() const;  // product of dims[1..]
@@ -47,17 +48,26 @@ struct MetadataEntry {
   std::span<const uint8_t> payload;
 };
 
+// One file on disk. A model has one, unless it is split.
+struct GgufPart {
+  std::string path;
+  std::span<const uint8_t> bytes;
+};
+
 // Immutable after opening, thread-safe. Views are valid while the GgufFile lives, also after a
 // move. The file must not be truncated while mapped: reading it then raises SIGBUS.
 class GgufFile {
  public:
   // Maps the file and checks its whole structure: afterwards every tensor lies inside the file and
-  // every string inside the metadata. Errors: NotFound/PermissionDenied (open), InvalidArgument
-  // (not GGUF, version not 2 or 3, truncated, a size, count, type, offset or alignment out of
-  // bounds, duplicate key or tensor name), each naming the file, the item, the value and the limit.
+  // every string inside the metadata. `path` of a split model: its first part; the others are found
+  // by their names (split.h). Errors: NotFound/PermissionDenied (open; a part is missing),
+  // InvalidArgument (not GGUF, version not 2 or 3, truncated, a size, count, type, offset or
+  // alignment out of bounds, duplicate key or tensor name, a later part instead of the first, parts
+  // that do not belong together), each naming the file, the item, the value and the limit.
   static absl::StatusOr<GgufFile> Open(const std::string& path);
 
-  // The same for bytes that the caller keeps alive; `name` replaces the path in messages.
+  // The same for bytes that the caller keeps alive; `name` replaces the path in messages. A part of
+  // a split model is opened alone.
   static absl::StatusOr<GgufFile> FromBytes(std::span<const uint8_t> bytes, std::string name);
 
   GgufFile(GgufFile&&) noexcept;
@@ -69,7 +79,9 @@ class GgufFile {
   const std::string& path() const { return path_; }
   uint32_t version() const { return version_; }
   uint64_t alignment() const { return alignment_; }
-  std::span<const uint8_t> bytes() const { return bytes_; }  // the whole file
+  // Of a split model the first part, which has the metadata.
+  std::span<const uint8_t> bytes() const { return bytes_; }
+  std::span<const GgufPart> parts() const { return parts_; }
 
   // Metadata, in file order.
   std::span<const MetadataEntry> metadata() const { return metadata_; }
@@ -106,18 +118,19 @@ class GgufFile {
   absl::StatusOr<const TensorInfo*> GetTensor(std::string_view name) const;
   // The tensor's bytes; `tensor` must come from this file.
   std::span<const uint8_t> Data(const TensorInfo& tensor) const {
-    return bytes_.subspan(tensor.offset, tensor.bytes);
+    return parts_[tensor.part].bytes.subspan(tensor.offset, tensor.bytes);
   }
 
  private:
   friend class GgufParser;
+  friend class GgufJoiner;
   GgufFile() = default;
   absl::StatusOr<const MetadataEntry*> Require(std::string_view key) const;
-  absl::Status WrongType(const MetadataEntry& entry, std::string_view wanted) const;
 
   std::string path_;
-  void* mapping_ = nullptr;  // bytes_.size() bytes; null if the bytes are borrowed
   std::span<const uint8_t> bytes_;
+  std::vector<GgufPart> parts_;  // the first has bytes_
+  bool mapped_ = false;          // else the bytes are borrowed
   uint32_t version_ = 0;
   uint64_t alignment_ = kGgufDefaultAlignment;
   std::vector<MetadataEntry> metadata_;

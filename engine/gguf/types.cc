@@ -173,4 +173,9 @@ uint32_t ScalarBytes(GgufValueType type) {
   return 0;
 }
 
+bool DescribesStorage(std::string_view key) {
+  return key == kGgufOwnTensors || key == kGgufSplitIndex || key == kGgufSplitCount ||
+         key == kGgufSplitTensors;
+}
+
 }  // namespace withy::engine

@@ -100,4 +100,13 @@ inline constexpr uint32_t kGgufMaxDims = 4;
 inline constexpr std::string_view kGgufOwnTensors = "withy.tensors";
 inline constexpr std::string_view kGgufOwnPrefix = "withy.";
 
+// Keys of the parts of a split model: a part's index, the number of parts (0 or 1: it is not
+// split), the tensors of all parts. As in llama.cpp the first part has the model's metadata.
+inline constexpr std::string_view kGgufSplitIndex = "split.no";
+inline constexpr std::string_view kGgufSplitCount = "split.count";
+inline constexpr std::string_view kGgufSplitTensors = "split.tensors.count";
+
+// Whether a key describes how the model is stored in its files, not the model: an offset, a part.
+bool DescribesStorage(std::string_view key);
+
 }  // namespace withy::engine

@@ -146,7 +146,7 @@ void GgufWriter::SetStringArray(std::string_view key, std::span<const std::strin
 void GgufWriter::CopyMetadata(const GgufFile& file,
                               const std::function<bool(std::string_view)>& skip) {
   for (const MetadataEntry& entry : file.metadata()) {
-    if (skip && skip(entry.key)) continue;
+    if (DescribesStorage(entry.key) || (skip && skip(entry.key))) continue;
     std::string encoded;
     AppendType(encoded, entry.type);
     if (entry.type == GgufValueType::kArray) {

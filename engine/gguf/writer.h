@@ -39,7 +39,8 @@ class GgufWriter {
   void SetString(std::string_view key, std::string_view value);
   void SetStringArray(std::string_view key, std::span<const std::string> values);
 
-  // Copies all metadata entries of `file`, except keys for which `skip` returns true.
+  // Copies all metadata entries of `file`, except keys for which `skip` returns true, and those of
+  // its storage (DescribesStorage).
   void CopyMetadata(const GgufFile& file,
                     const std::function<bool(std::string_view)>& skip = nullptr);
 

@@ -48,7 +48,7 @@ bool SameMetadata(const GgufFile& gguf, const GgufFile& packed) {
   return std::equal(gguf.metadata().begin(), gguf.metadata().end(), packed.metadata().begin(),
                     packed.metadata().end(), [](const MetadataEntry& a, const MetadataEntry& b) {
                       if (a.key != b.key || a.type != b.type) return false;
-                      if (a.key == kGgufOwnTensors) return true;  // an offset within the GGUF
+                      if (DescribesStorage(a.key)) return true;
                       return a.element_type == b.element_type && a.count == b.count &&
                              std::equal(a.payload.begin(), a.payload.end(), b.payload.begin(),
                                         b.payload.end());

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "engine/gguf/testing.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
 #include "engine/weights/packer.h"
@@ -124,7 +125,7 @@ TEST_F(JudgementTest, InspectionAndWorkersAgree) {
       [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.ggml.eos_token_id", 1 << 30); },
       [](GgufWriter& w) { w.SetString("tokenizer.chat_template", "{{ \xFF }}"); },
       [](GgufWriter& w) { w.Set<uint32_t>("tokenizer.chat_template", 1); },
-      [](GgufWriter& w) { w.SetString("llama.rope.scaling.type", "yarn"); },
+      [](GgufWriter& w) { w.SetString("llama.rope.scaling.type", "dynamic"); },
       [](GgufWriter& w) { w.Set<bool>("llama.attention.causal", false); },
       [](GgufWriter& w) { w.Set<uint32_t>("llama.block_count", 4); },
       [](GgufWriter& w) { w.SetString("general.architecture", "mamba"); },
@@ -152,11 +153,6 @@ TEST_F(JudgementTest, WhatIsNoModelIsNamedWithARemedy) {
       {[](GgufWriter& w) { w.SetString("general.type", "imatrix"); }, "importance matrix", "own"},
       {[](GgufWriter& w) { w.SetString("general.architecture", "controlvector"); },
        "control vector", "without it"},
-      {[](GgufWriter& w) {
-         w.Set<uint16_t>("split.no", 1);
-         w.Set<uint16_t>("split.count", 3);
-       },
-       "part 2 of 3 of a split model", "llama-gguf-split --merge"},
       {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 3); }, "an embedding model",
        "generate text"},
       {[](GgufWriter& w) { w.Set<uint32_t>("llama.pooling_type", 4); }, "a reranker",
@@ -173,6 +169,24 @@ TEST_F(JudgementTest, WhatIsNoModelIsNamedWithARemedy) {
   for (const char* type : {"model", "finetune"}) {
     EXPECT_TRUE(Judge([&](GgufWriter& w) { w.SetString("general.type", type); }).ok()) << type;
   }
+}
+
+TEST_F(JudgementTest, ASplitModelIsServedByItsFirstPart) {
+  const std::string whole = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0, "base.gguf");
+  const std::vector<std::string> parts =
+      WriteSplit(GgufFile::Open(whole).value(), folder_ / "split", 4);
+  ModelOptions options;
+  options.cache_dir = folder_ / "packed";
+  options.threads = 1;
+  const auto answer = [&](const std::string& path) {
+    const auto bundle = OpenBundle(path, options);
+    EXPECT_TRUE(bundle.ok()) << bundle.status();
+    return bundle.ok() ? *GreedyDecode(*bundle->model, std::vector<int32_t>{1}, 8)
+                       : std::vector<int32_t>();
+  };
+  EXPECT_EQ(answer(parts[0]), answer(whole));
+  const absl::Status later = OpenBundle(parts[1], options).status();
+  EXPECT_THAT(std::string(later.message()), HasSubstr("name its first part, " + parts[0]));
 }
 
 TEST_F(JudgementTest, AVocabularyAloneIsNamed) {
@@ -195,7 +209,7 @@ TEST_F(JudgementTest, AllProblemsAreTold) {
   const std::string path = Changed([&](GgufWriter& w) {
     w.SetString("general.architecture", "llama");
     w.Set<uint32_t>("llama.expert_count", 8);
-    w.SetString("llama.rope.scaling.type", "yarn");
+    w.SetString("llama.rope.scaling.type", "dynamic");
     w.Set<uint32_t>("llama.pooling_type", 1);
     w.SetString("tokenizer.ggml.model", "klingon");
     w.AddTensor("blk.9.a.weight", GgmlType::kQ1_0, {128, 2}, bytes.first(36));
@@ -206,7 +220,7 @@ TEST_F(JudgementTest, AllProblemsAreTold) {
   ASSERT_TRUE(file.ok()) << file.status();
   const std::string all(JoinProblems(JudgeServability(*file, {}).problems).message());
   for (const char* part :
-       {"expert_count is 8", "yarn", "embedding model", "klingon", "supported are",
+       {"expert_count is 8", "dynamic", "embedding model", "klingon", "supported are",
         "blk.9.a.weight and 1 more have type Q1_0", "blk.9.c.weight has type IQ1_S"}) {
     EXPECT_THAT(all, HasSubstr(part));
   }

@@ -18,13 +18,11 @@ class FactsReader {
  public:
   explicit FactsReader(const PackedFile& file) : file_(file) {}
 
-  absl::StatusOr<ModelFacts> Read(std::span<const LevelSpec> levels) {
+  absl::StatusOr<ModelFacts> Read(std::span<const LevelSpec> levels, int32_t window) {
     WITHY_ASSIGN_OR_RETURN(facts_.shape, ReadShape(file_.metadata()));
     ModelShape& s = facts_.shape;
-    WITHY_ASSIGN_OR_RETURN(
-        const std::span<const float> frequencies,
-        Vector({WeightRole::kRopeFrequencies}, static_cast<int32_t>(s.rope_frequencies.size())));
-    s.rope_frequencies.assign(frequencies.begin(), frequencies.end());
+    WITHY_RETURN_IF_ERROR(Frequencies());
+    s.UseWindow(window);
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kEmbedding}, s.vocab_size, s.d_model).status());
     if (file_.Find(TensorName({WeightRole::kHead})) != nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kHead}, s.vocab_size, s.d_model).status());
@@ -48,6 +46,20 @@ class FactsReader {
   }
 
  private:
+  // Tensors of the GGUF may have divided what the metadata says.
+  absl::Status Frequencies() {
+    ModelShape& s = facts_.shape;
+    const auto count = static_cast<int32_t>(s.rope_frequencies.size());
+    WITHY_ASSIGN_OR_RETURN(const std::span<const float> values,
+                           Vector({WeightRole::kRopeFrequencies}, count));
+    s.rope_frequencies.assign(values.begin(), values.end());
+    const WeightName of_long{WeightRole::kLongRopeFrequencies};
+    if (file_.Find(TensorName(of_long)) == nullptr) return absl::OkStatus();
+    WITHY_ASSIGN_OR_RETURN(const std::span<const float> long_values, Vector(of_long, count));
+    s.long_rope_frequencies.assign(long_values.begin(), long_values.end());
+    return absl::OkStatus();
+  }
+
   absl::Status Layer(int32_t layer) {
     const ModelShape& s = facts_.shape;
     LayerFacts& facts = facts_.layers.emplace_back();
@@ -297,8 +309,9 @@ bool ModelFacts::HasLora(int32_t level, int32_t layer, bool attention) const {
   return attention ? extent.heads > 0 : extent.neurons > 0;
 }
 
-absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels) {
-  return FactsReader(file).Read(levels);
+absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels,
+                                     int32_t window) {
+  return FactsReader(file).Read(levels, window);
 }
 
 ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
@@ -310,6 +323,7 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
   info.architecture = s.architecture;
   info.id = file.model_id();
   info.kv_epoch = file.kv_epoch();
+  if (s.short_rope) info.kv_variant = "short-rope";
   info.quantisation = MostUsedType(file);
   info.layers = s.layers;
   info.d_model = s.d_model;
@@ -322,7 +336,8 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
   for (const PackedTensor& tensor : file.tensors()) {
     info.weight_bytes += static_cast<int64_t>(tensor.bytes);
     // LoRA is not part of the model's parameters, and RoPE's frequencies are not learnt.
-    if (tensor.name.starts_with(kGgufOwnPrefix) || tensor.name == "rope_frequencies") continue;
+    if (tensor.name.starts_with(kGgufOwnPrefix)) continue;
+    if (tensor.name.starts_with("rope_frequencies")) continue;
     info.parameters += tensor.kind == PackedKind::kMatrix
                            ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
                            : static_cast<int64_t>(tensor.values.size());

@@ -38,10 +38,12 @@ struct ModelFacts {
   bool HasLora(int32_t level, int32_t layer, bool attention) const;
 };
 
-// `levels` replaces the file's levels, without LoRA; empty: the file's. Errors: DATA_LOSS naming a
+// `levels` replaces the file's levels, without LoRA; empty: the file's. `window`:
+// ModelShape::UseWindow. Errors: DATA_LOSS naming a
 // tensor that is missing or whose shape differs from the metadata; INVALID_ARGUMENT naming level,
 // layer and limit (levels must be nested, in whole units and panels); as ReadShape and ReadLevels.
-absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels);
+absl::StatusOr<ModelFacts> ReadFacts(const PackedFile& file, std::span<const LevelSpec> levels,
+                                     int32_t window = 0);
 
 // The model's public description, Model::info().
 ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts);

@@ -132,6 +132,9 @@ struct ModelInfo {
   int64_t weight_bytes = 0;    // all packed tensors
   // Changes when KV of before may have been computed with damaged weights (PackedTrailer).
   uint32_t kv_epoch = 0;
+  // Names how KV of this model differs between two openings of the same file; empty: as if nothing
+  // had been chosen. KV of another variant must not be read.
+  std::string kv_variant = {};
   KvInfo kv;
   std::vector<LevelInfo> levels;  // ascending; back() is the full model
 };
@@ -148,6 +151,8 @@ struct ModelHooks {
   std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap = {};
   // No part of a layer stays in memory, and the weight budget is buffers for whole layers.
   bool stream_whole_layers = false;
+  // Where /proc and /sys are, which say how much memory there is; empty: the system's.
+  std::string memory_root = {};
 };
 
 struct ModelOptions {
@@ -184,6 +189,9 @@ struct ModelOptions {
   // Memory that the weights may take; 0: no limit, and weight_place decides. If they take more, a
   // part of each layer is read from the packed file for every pass (model/plan_weights.h).
   uint64_t weight_budget_bytes = 0;
+  // Tokens of the longest context that is to be computed: LongRoPE has other frequencies for long
+  // ones. 0: the model's context_length.
+  int32_t window = 0;
   WeightStreamOptions stream = {};
   // Rows computed at once; bounds activation memory. 0: what the device does best with. Exact
   // results do not depend on it.

@@ -134,6 +134,27 @@ TEST_F(ModelTest, AModelThatRestedComputesTheSame) {
   }
 }
 
+TEST_F(ModelTest, WeightsForWhichThereIsNoMemoryAreRefused) {
+  const std::filesystem::path proc = folder_ / "small/proc";
+  std::filesystem::create_directories(proc);
+  std::ofstream(proc / "meminfo") << "MemTotal: 32768 kB\nMemAvailable: 16384 kB\n";
+  ModelOptions options;
+  options.cache_dir = folder_.path();
+  options.threads = 1;
+  options.hooks.memory_root = folder_ / "small";
+  const absl::Status refused = Model::Open(path_, options).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(testing::HasSubstr("no memory for the model"),
+                             testing::HasSubstr("16 MiB are free"),
+                             testing::HasSubstr("its least weight budget is")));
+  options.weight_budget_bytes = uint64_t{1} << 20;
+  EXPECT_TRUE(absl::IsResourceExhausted(Model::Open(path_, options).status()));
+  options.weight_budget_bytes = 0;
+  options.weight_place = ModelOptions::WeightPlace::kMapped;
+  EXPECT_TRUE(Model::Open(path_, options).ok()) << "whoever asks for it";
+}
+
 TEST_F(ModelTest, WeightsThatAreDamagedWhileTheModelRestsAreNotComputedWith) {
   if (model_->target().starts_with("cuda")) GTEST_SKIP() << "a GPU keeps its weights";
   ModelOptions options;

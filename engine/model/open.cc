@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/memory_limits.h"
@@ -12,8 +13,10 @@
 #include "engine/model/devices.h"
 #include "engine/model/model.h"
 #include "engine/model/packed_model.h"
+#include "engine/model/plan_weights.h"
 #include "engine/weights/packed_check.h"
 #include "engine/weights/packer.h"
+#include "engine/weights/types/weight_room.h"
 
 namespace withy::engine {
 namespace {
@@ -27,21 +30,16 @@ bool RoomForCopy(uint64_t bytes) {
   return bytes >= kLeastCopiedBytes && 2 * bytes <= MemoryAllowed() && 2 * bytes <= MemoryFree();
 }
 
-// A budget is taken from memory at once, and a kernel that has no room for it kills the process.
-// The board may have swap: of it, only what it has in all counts.
-absl::Status CheckBudget(uint64_t budget_bytes) {
-  constexpr uint64_t kBufferBytes = uint64_t{48} << 20;  // of a pass and of the program
-  constexpr int kMib = 20;
-  for (const MemoryLimit& limit : MemoryLimits()) {
-    const bool board = limit.file == kBoardLimit;
-    if (budget_bytes + kBufferBytes <= (board ? limit.bytes : limit.room_bytes())) continue;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no memory for the model: weights ", budget_bytes >> kMib, " MiB (weight_budget_bytes) + ",
-        "buffers ", kBufferBytes >> kMib, " MiB > allowed ", limit.bytes >> kMib, " MiB (",
-        limit.file, "; ", limit.used_bytes >> kMib,
-        " MiB of it are in use): lower weight_budget_bytes, or raise the limit"));
-  }
-  return absl::OkStatus();
+// Refuses weights for which the system has no memory.
+absl::Status CheckRoom(const PackedFile& file, const ModelOptions& options) {
+  const std::vector<MemoryLimit> limits = MemoryLimits(options.hooks.memory_root);
+  WeightNeed need{.tensors = file.tensors(),
+                  .data_bytes = file.data_bytes(),
+                  .budget_bytes = options.weight_budget_bytes};
+  if (CheckWeightRoom(need, limits).ok()) return absl::OkStatus();
+  WITHY_ASSIGN_OR_RETURN(const ModelFacts facts, ReadFacts(file, options.levels));
+  need.least_budget_bytes = LeastWeightBudget(file.tensors(), facts);
+  return Annotate(CheckWeightRoom(need, limits), file.path());
 }
 
 // What packing or recognising a file has left in the page cache would count beside a budget.
@@ -59,11 +57,14 @@ absl::StatusOr<std::unique_ptr<Model>> OpenPacked(const std::string& path,
                          PackedFile::Open(packed, PackedFile::Verify::kHead));
   WITHY_ASSIGN_OR_RETURN(OpenedDevice device, OpenDevice(options));
   if (options.weight_budget_bytes > 0) {
-    WITHY_RETURN_IF_ERROR(CheckBudget(options.weight_budget_bytes));
+    WITHY_RETURN_IF_ERROR(CheckRoom(*file, options));
     for (const std::string& read : {path, packed}) DropFromCache(read);
     return PackedModel::Open(std::move(file), std::move(device), options);
   }
   using Place = ModelOptions::WeightPlace;
+  if (options.weight_place != Place::kMapped && device.gpu == nullptr) {
+    WITHY_RETURN_IF_ERROR(CheckRoom(*file, options));
+  }
   // A GPU gets a copy of its own; another one beside it would take a board's memory twice.
   const bool copies = options.weight_place == Place::kAuto && device.gpu == nullptr;
   if (options.weight_place == Place::kCopied || (copies && RoomForCopy(file->data_bytes()))) {

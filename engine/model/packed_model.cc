@@ -47,7 +47,7 @@ PackedModel::PackedModel(std::unique_ptr<PackedFile> file, ModelFacts facts,
 absl::StatusOr<std::unique_ptr<Model>> PackedModel::Open(std::unique_ptr<PackedFile> file,
                                                          OpenedDevice device,
                                                          const ModelOptions& options) {
-  WITHY_ASSIGN_OR_RETURN(ModelFacts facts, ReadFacts(*file, options.levels));
+  WITHY_ASSIGN_OR_RETURN(ModelFacts facts, ReadFacts(*file, options.levels, options.window));
   std::unique_ptr<PackedModel> model(new PackedModel(std::move(file), std::move(facts), options));
   WITHY_RETURN_IF_ERROR(model->PlaceWeights(options));
   WITHY_ASSIGN_OR_RETURN(model->executor_,

@@ -81,9 +81,10 @@ class SlowModel {
             static_cast<double>(position) * static_cast<double>(shape_.rope_frequencies[pair]);
         double& x = (*heads)[head + (adjacent ? 2 * pair : pair)];
         double& y = (*heads)[head + (adjacent ? 2 * pair + 1 : pair + dim / 2)];
+        const auto scale = static_cast<double>(shape_.rope_scales[0]);
         const double before = x;
-        x = before * std::cos(angle) - y * std::sin(angle);
-        y = y * std::cos(angle) + before * std::sin(angle);
+        x = scale * (before * std::cos(angle) - y * std::sin(angle));
+        y = scale * (y * std::cos(angle) + before * std::sin(angle));
       }
     }
   }
@@ -181,9 +182,10 @@ double LogOfSum(const double* logits, size_t count) {
 }  // namespace
 
 absl::StatusOr<std::vector<double>> SlowLogits(const std::string& path,
-                                               std::span<const int32_t> tokens) {
+                                               std::span<const int32_t> tokens, int32_t window) {
   WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(path));
   WITHY_ASSIGN_OR_RETURN(ModelShape shape, ReadShape(file));
+  shape.UseWindow(window);
   const std::string beyond = BeyondLlama(shape);
   if (!beyond.empty()) return absl::UnimplementedError(absl::StrCat(path, ": ", beyond));
   if (shape.qk_norm != QkNorm::kNone)

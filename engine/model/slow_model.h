@@ -14,9 +14,9 @@ namespace withy::engine {
 // Logits after each of `tokens`, [tokens, vocab_size], of a plain "llama" or "qwen2" file. Weights
 // count as their types store them. Errors: those of GgufFile::Open and ReadShape; NOT_FOUND (a
 // tensor); UNIMPLEMENTED (head norms, a model BeyondLlama); INVALID_ARGUMENT (a token outside the
-// vocabulary).
+// vocabulary). `window`: ModelShape::UseWindow.
 absl::StatusOr<std::vector<double>> SlowLogits(const std::string& path,
-                                               std::span<const int32_t> tokens);
+                                               std::span<const int32_t> tokens, int32_t window = 0);
 
 // Mean distance of the log-probabilities that two sets of logits give, over rows and vocabulary.
 double MeanLogProbError(std::span<const double> want, std::span<const float> got,

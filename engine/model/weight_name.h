@@ -16,6 +16,7 @@ enum class WeightRole : uint8_t {
   kHead,        // [vocab, d_model]; the embedding if the two are tied
   kOutputNorm,  // [d_model]
   kRopeFrequencies,
+  kLongRopeFrequencies,  // only of LongRoPE
   // Per layer. Operations name norms and biases only if the model has them.
   kAttnNorm,  // [d_model]
   kFfnNorm,
@@ -34,7 +35,7 @@ enum class WeightRole : uint8_t {
   kUp,      // [d_ff, d_model]
   kDown,    // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 20;
+inline constexpr int kWeightRoles = 21;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

@@ -9,7 +9,9 @@
 namespace withy::engine {
 
 absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(const ServedModelOptions& options) {
-  WITHY_ASSIGN_OR_RETURN(ModelBundle bundle, OpenBundle(options.path, options.model, options.text));
+  ModelOptions model = options.model;
+  model.window = options.context_length > 0 ? options.context_length : kDefaultWindow;
+  WITHY_ASSIGN_OR_RETURN(ModelBundle bundle, OpenBundle(options.path, model, options.text));
   const int32_t longest = bundle.model->info().context_length;
   if (options.context_length > longest) {
     return absl::InvalidArgumentError(

@@ -33,6 +33,8 @@ size_t SkipClass(Chars chars, size_t at, int classes) {
 }
 
 bool IsOther(const Char& c) { return !Is(c, kCharSpace | kCharLetter | kCharNumber); }
+// The same where marks belong to letters.
+bool IsOtherThanMark(const Char& c) { return IsOther(c) && !Is(c, kCharMark); }
 
 // End of 's 't 're 've 'm 'll 'd at `at`, or `at`.
 size_t MatchContraction(Chars chars, size_t at, bool any_case) {
@@ -77,18 +79,29 @@ size_t MatchNumbers(Chars chars, size_t at, size_t limit) {
   return SkipClass(chars.first(std::min(chars.size(), at + limit)), at, kCharNumber);
 }
 
-//  ?[^\s\p{L}\p{N}]+[\r\n]* (some rules also take trailing '/'), or `at`.
-size_t MatchOthers(Chars chars, size_t at, bool trailing_slash) {
+// What differs between rules that take one leading character and letters, numbers, other signs, and
+// white space.
+struct Variant {
+  size_t numbers = 1;        // at most so many make a word
+  bool contractions = true;  // before or, of cased words, after letters
+  bool marks = false;        // belong to letters
+  bool line_breaks = true;   // end a run of other signs
+  bool slashes = false;      // do so, too
+};
+
+//  ?[^\s\p{L}\p{N}]+[\r\n]*, or `at`.
+size_t MatchOthers(Chars chars, size_t at, const Variant& v) {
+  const auto is_other = v.marks ? IsOtherThanMark : IsOther;
   const size_t word = at + (chars[at].code == ' ' ? 1 : 0);
-  if (word >= chars.size() || !IsOther(chars[word])) return at;
-  const size_t end = SkipWhile(chars, word, IsOther);
-  return SkipWhile(
-      chars, end, [=](const Char& c) { return IsNewline(c) || (trailing_slash && c.code == '/'); });
+  if (word >= chars.size() || !is_other(chars[word])) return at;
+  return SkipWhile(chars, SkipWhile(chars, word, is_other), [&](const Char& c) {
+    return (v.line_breaks && IsNewline(c)) || (v.slashes && c.code == '/');
+  });
 }
 
 // The alternatives from punctuation on, with which most rules end.
-size_t MatchOthersAndSpaces(Chars chars, size_t at, bool trailing_slash) {
-  if (const size_t end = MatchOthers(chars, at, trailing_slash); end > at) return end;
+size_t MatchOthersAndSpaces(Chars chars, size_t at, const Variant& v) {
+  if (const size_t end = MatchOthers(chars, at, v); end > at) return end;
   if (const size_t end = MatchLineBreaks(chars, at); end > at) return end;
   if (const size_t end = MatchSpaces(chars, at); end > at) return end;
   return at + 1;
@@ -102,13 +115,16 @@ size_t LettersBegin(Chars chars, size_t at, int letters) {
   return Is(chars[at], letters) ? at : chars.size();
 }
 
-size_t MatchLlama3(Chars chars, size_t at, size_t number_limit) {
-  if (const size_t end = MatchContraction(chars, at, true); end > at) return end;
-  if (const size_t word = LettersBegin(chars, at, kCharLetter); word < chars.size()) {
-    return SkipClass(chars, word, kCharLetter);
+size_t MatchLlama3(Chars chars, size_t at, const Variant& v) {
+  const int letters = kCharLetter | (v.marks ? kCharMark : 0);
+  if (v.contractions) {
+    if (const size_t end = MatchContraction(chars, at, true); end > at) return end;
   }
-  if (Is(chars[at], kCharNumber)) return MatchNumbers(chars, at, number_limit);
-  return MatchOthersAndSpaces(chars, at, false);
+  if (const size_t word = LettersBegin(chars, at, letters); word < chars.size()) {
+    return SkipClass(chars, word, letters);
+  }
+  if (Is(chars[at], kCharNumber)) return MatchNumbers(chars, at, v.numbers);
+  return MatchOthersAndSpaces(chars, at, v);
 }
 
 // Upper-case letters, then lower-case ones (caseless letters and marks count as both):
@@ -126,14 +142,14 @@ size_t MatchCasedWord(Chars chars, size_t at) {
   return upper_end;
 }
 
-size_t MatchTekken(Chars chars, size_t at, bool contractions, size_t number_limit) {
+size_t MatchTekken(Chars chars, size_t at, const Variant& v) {
   constexpr int kWord = kCharLetter | kCharMark;
   if (const size_t word = LettersBegin(chars, at, kWord); word < chars.size()) {
     const size_t end = MatchCasedWord(chars, word);
-    return contractions ? MatchContraction(chars, end, true) : end;
+    return v.contractions ? MatchContraction(chars, end, true) : end;
   }
-  if (Is(chars[at], kCharNumber)) return MatchNumbers(chars, at, number_limit);
-  return MatchOthersAndSpaces(chars, at, true);
+  if (Is(chars[at], kCharNumber)) return MatchNumbers(chars, at, v.numbers);
+  return MatchOthersAndSpaces(chars, at, v);
 }
 
 bool IsAsciiLetter(const Char& c) {
@@ -264,12 +280,116 @@ bool IsCjkOfDeepSeek3(const Char& c) {
   return (c.code >= 0x4E00 && c.code <= 0x9FA5) || (c.code >= 0x3040 && c.code <= 0x30FF);
 }
 
+//  ?[^(\s|.,!?…。，、।۔،)]+
+size_t MatchPoro(Chars piece, size_t at) {
+  const auto is_word = [](const Char& c) {
+    constexpr std::u32string_view kSigns = U"(|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)";
+    return !Is(c, kCharSpace) && kSigns.find(c.code) == kSigns.npos;
+  };
+  const size_t word = at + (piece[at].code == ' ' ? 1 : 0);
+  return word < piece.size() && is_word(piece[word]) ? SkipWhile(piece, word, is_word) : at;
+}
+
+// \s+$ : looks once at each run of white space.
+size_t MatchFinalSpaces(Chars piece, size_t at) {
+  if (at > 0 && Is(piece[at - 1], kCharSpace)) return at;
+  const size_t end = SkipClass(piece, at, kCharSpace);
+  return end == piece.size() ? end : at;
+}
+
+// Inclusive.
+struct CodeRange {
+  char32_t first;
+  char32_t last;
+};
+
+bool IsIn(std::span<const CodeRange> ranges, char32_t code) {
+  const auto after = std::upper_bound(
+      ranges.begin(), ranges.end(), code,
+      [](char32_t wanted, const CodeRange& range) { return wanted < range.first; });
+  return after != ranges.begin() && code <= std::prev(after)->last;
+}
+
+// Letters with case, of the Unicode version that DeepSeek LLM's tokenizer lists them from.
+constexpr CodeRange kLettersOfDeepSeekLlm[] = {
+    {0x0041, 0x005A},   {0x0061, 0x007A},   {0x00B5, 0x00B5},   {0x00C0, 0x00D6},
+    {0x00D8, 0x00F6},   {0x00F8, 0x01BA},   {0x01BC, 0x01BF},   {0x01C4, 0x0293},
+    {0x0295, 0x02AF},   {0x0370, 0x0373},   {0x0376, 0x0376},   {0x0377, 0x0377},
+    {0x037B, 0x037D},   {0x037F, 0x037F},   {0x0386, 0x0386},   {0x0388, 0x038A},
+    {0x038C, 0x038C},   {0x038E, 0x03A1},   {0x03A3, 0x03F5},   {0x03F7, 0x0481},
+    {0x048A, 0x052F},   {0x0531, 0x0556},   {0x10A0, 0x10C5},   {0x13A0, 0x13F5},
+    {0x13F8, 0x13FD},   {0x1C90, 0x1CBA},   {0x1CBD, 0x1CBF},   {0x1D00, 0x1D2B},
+    {0x1D6B, 0x1D77},   {0x1D79, 0x1D9A},   {0x1E00, 0x1F15},   {0x1F18, 0x1F1D},
+    {0x1F20, 0x1F45},   {0x1F48, 0x1F4D},   {0x1F50, 0x1F57},   {0x1F59, 0x1F59},
+    {0x1F5B, 0x1F5B},   {0x1F5D, 0x1F5D},   {0x1F5F, 0x1F7D},   {0x1F80, 0x1FB4},
+    {0x1FB6, 0x1FBC},   {0x1FBE, 0x1FBE},   {0x1FC2, 0x1FC4},   {0x1FC6, 0x1FCC},
+    {0x1FD0, 0x1FD3},   {0x1FD6, 0x1FDB},   {0x1FE0, 0x1FEC},   {0x1FF2, 0x1FF4},
+    {0x1FF6, 0x1FFC},   {0x2102, 0x2102},   {0x2107, 0x2107},   {0x210A, 0x2113},
+    {0x2115, 0x2115},   {0x2119, 0x211D},   {0x2124, 0x2124},   {0x2126, 0x2126},
+    {0x2128, 0x2128},   {0x212A, 0x212D},   {0x212F, 0x2134},   {0x2139, 0x2139},
+    {0x213C, 0x213F},   {0x2145, 0x2149},   {0x214E, 0x214E},   {0x2183, 0x2183},
+    {0x2184, 0x2184},   {0x2C00, 0x2C7B},   {0x2C7E, 0x2CE4},   {0x2CEB, 0x2CEE},
+    {0x2CF2, 0x2CF2},   {0x2CF3, 0x2CF3},   {0xA640, 0xA66D},   {0xA680, 0xA69B},
+    {0xA722, 0xA76F},   {0xA771, 0xA787},   {0xA78B, 0xA78E},   {0xAB70, 0xABBF},
+    {0xFB00, 0xFB06},   {0xFB13, 0xFB17},   {0xFF21, 0xFF3A},   {0xFF41, 0xFF5A},
+    {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB}, {0x10C80, 0x10CB2},
+    {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943},
+};
+
+constexpr CodeRange kSignsOfDeepSeekLlm[] = {{'!', '/'},       {':', '~'},       {0x2018, 0x201F},
+                                             {0x3000, 0x3002}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E}};
+
+// \s?[ranges]+
+auto SpacedRun(std::span<const CodeRange> ranges) {
+  return [=](Chars piece, size_t at) {
+    const auto is_in = [&](const Char& c) { return IsIn(ranges, c.code); };
+    const size_t word = at + (Is(piece[at], kCharSpace) ? 1 : 0);
+    if (word < piece.size() && is_in(piece[word])) return SkipWhile(piece, word, is_in);
+    return is_in(piece[at]) ? SkipWhile(piece, at, is_in) : at;
+  };
+}
+
+void SplitDeepSeekLlm(Pieces& pieces) {
+  pieces.Isolate(Single(IsNewline));
+  pieces.Isolate(SpacedRun(std::span<const CodeRange>(kLettersOfDeepSeekLlm)));
+  pieces.Isolate(SpacedRun(std::span<const CodeRange>(kSignsOfDeepSeekLlm)));
+  pieces.Isolate(MatchFinalSpaces);
+  pieces.Isolate([](Chars piece, size_t at) { return SkipWhile(piece, at, IsCjkOfCoder); });
+  pieces.Isolate([](Chars piece, size_t at) { return SkipClass(piece, at, kCharNumber); });
+}
+
+// [^\n]+|[\n]+
+size_t MatchLine(Chars piece, size_t at) {
+  const bool breaks = piece[at].code == '\n';
+  return SkipWhile(piece, at, [=](const Char& c) { return (c.code == '\n') == breaks; });
+}
+
 void SplitDeepSeekCoder(Pieces& pieces) {
   pieces.Isolate(Single(IsNewline));
   pieces.Isolate(SpacedRun(kCharLetter));
   pieces.Isolate(SpacedRun(kCharPunct));
   pieces.Isolate([](Chars piece, size_t at) { return SkipWhile(piece, at, IsCjkOfCoder); });
   pieces.Isolate(Single([](const Char& c) { return Is(c, kCharNumber); }));
+}
+
+Variant VariantOf(PreTokenizer rule) {
+  switch (rule) {
+    case PreTokenizer::kLlama3:
+    case PreTokenizer::kMiniCpm5:
+      return {.numbers = 3};
+    case PreTokenizer::kQwen35:
+      return {.marks = true};
+    case PreTokenizer::kSeedCoder:
+      return {.line_breaks = false};
+    case PreTokenizer::kWithoutContractions:
+      return {.contractions = false};
+    default:
+      return {};
+  }
+}
+
+auto Llama3Words(PreTokenizer rule) {
+  return [v = VariantOf(rule)](Chars piece, size_t at) { return MatchLlama3(piece, at, v); };
 }
 
 struct Named {
@@ -291,6 +411,10 @@ constexpr Named kNames[] = {
     {"mpt", kGpt2Info},
     {"olmo", kGpt2Info},
     {"jais", kGpt2Info},
+    {"a.x-4.0", kGpt2Info},
+    {"mellum", kGpt2Info},
+    {"trillion", kGpt2Info},
+    {"granite-docling", kGpt2Info},
     {"gigachat", kGpt2Info},
     {"roberta-bpe", kGpt2Info},
     {"exaone4", kGpt2Info},
@@ -303,6 +427,7 @@ constexpr Named kNames[] = {
     {"codeshell", kDigitsInfo},
     {"exaone", kDigitsInfo},
     {"minerva-7b", kDigitsInfo},
+    {"mellum2", kDigitsInfo},
     {"llama-bpe", kLlama3Info},
     {"llama3", kLlama3Info},
     {"llama-v3", kLlama3Info},
@@ -310,19 +435,41 @@ constexpr Named kNames[] = {
     {"falcon-h1", kLlama3Info},
     {"lfm2", kLlama3Info},
     {"pixtral", kLlama3Info},
+    {"midm-2.0", kLlama3Info},
     {"dbrx", kLlama3LikeInfo},
     {"smaug-bpe", kLlama3LikeInfo},
     {"chatglm-bpe", kLlama3LikeInfo},
+    {"glm4", kLlama3LikeInfo},
     {"qwen2", kQwen2Info},
     {"qwen3", kQwen2Info},
     {"deepseek-r1-qwen", kQwen2Info},
     {"stablelm2", kQwen2Info},
     {"megrez", kQwen2Info},
+    {"kormo", kQwen2Info},
+    {"hunyuan", kQwen2Info},
+    {"solar-open", kQwen2Info},
+    {"grok-2", kQwen2Info},
+    {"bailingmoe", kQwen2Info},
+    {"bailingmoe2", kQwen2Info},
+    {"llada-moe", kQwen2Info},
+    {"qwen35", {PreTokenizer::kQwen35, false, false}},
+    {"seed-coder", {PreTokenizer::kSeedCoder, false, false}},
+    {"ufakzeka", {PreTokenizer::kWithoutContractions, false, false}},
+    {"laguna", {PreTokenizer::kLines, false, false}},
+    {"minicpm5", {PreTokenizer::kMiniCpm5, true, false}},
+    {"poro-chat", {PreTokenizer::kPoro, false, false}},
+    {"bloom", {PreTokenizer::kPoro, false, false}},
+    {"gpt3-finnish", {PreTokenizer::kPoro, false, false}},
+    {"viking", {PreTokenizer::kViking, false, false}},
+    {"deepseek-llm", {PreTokenizer::kDeepSeekLlm, false, false}},
     {"deepseek-coder", {PreTokenizer::kDeepSeekCoder, false, false}},
     {"deepseek-v3", {PreTokenizer::kDeepSeek3, false, false}},
+    {"hunyuan-dense", {PreTokenizer::kDeepSeek3, false, false}},
+    {"joyai-llm", {PreTokenizer::kDeepSeek3, false, false}},
     {"tekken", {PreTokenizer::kTekken, true, true}},
     {"gpt-4o", {PreTokenizer::kGpt4o, false, false}},
     {"llama4", {PreTokenizer::kGpt4o, false, false}},
+    {"minimax-m2", {PreTokenizer::kGpt4o, false, false}},
 };
 
 }  // namespace
@@ -356,11 +503,30 @@ void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>&
       pieces.Isolate(Single([](const Char& c) { return Is(c, kCharNumber); }));
       pieces.CutWords(MatchGpt2);
       break;
-    case PreTokenizer::kLlama3:
-      pieces.CutWords([](Chars piece, size_t at) { return MatchLlama3(piece, at, 3); });
+    case PreTokenizer::kLines:
+      pieces.CutWords(MatchLine);
+      pieces.CutWords(Llama3Words(rule));
       break;
+    case PreTokenizer::kMiniCpm5:
+      pieces.Isolate([](Chars piece, size_t at) { return MatchNumbers(piece, at, 3); });
+      pieces.CutWords(Llama3Words(rule));
+      break;
+    case PreTokenizer::kLlama3:
     case PreTokenizer::kQwen2:
-      pieces.CutWords([](Chars piece, size_t at) { return MatchLlama3(piece, at, 1); });
+    case PreTokenizer::kQwen35:
+    case PreTokenizer::kSeedCoder:
+    case PreTokenizer::kWithoutContractions:
+      pieces.CutWords(Llama3Words(rule));
+      break;
+    case PreTokenizer::kPoro:
+      pieces.Isolate(MatchPoro);
+      break;
+    case PreTokenizer::kViking:
+      pieces.Isolate(MatchPoro);
+      pieces.Isolate(Single([](const Char& c) { return Is(c, kCharNumber); }));
+      break;
+    case PreTokenizer::kDeepSeekLlm:
+      SplitDeepSeekLlm(pieces);
       break;
     case PreTokenizer::kDeepSeekCoder:
       SplitDeepSeekCoder(pieces);
@@ -371,10 +537,14 @@ void SplitWords(PreTokenizer rule, std::string_view text, std::vector<uint32_t>&
       pieces.Isolate(MatchDeepSeek3);
       break;
     case PreTokenizer::kTekken:
-      pieces.CutWords([](Chars piece, size_t at) { return MatchTekken(piece, at, false, 1); });
+      pieces.CutWords([](Chars piece, size_t at) {
+        return MatchTekken(piece, at, {.contractions = false, .slashes = true});
+      });
       break;
     case PreTokenizer::kGpt4o:
-      pieces.CutWords([](Chars piece, size_t at) { return MatchTekken(piece, at, true, 3); });
+      pieces.CutWords([](Chars piece, size_t at) {
+        return MatchTekken(piece, at, {.numbers = 3, .slashes = true});
+      });
       break;
   }
   pieces.AppendByteEnds(text.size(), ends);

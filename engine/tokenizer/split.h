@@ -20,6 +20,14 @@ enum class PreTokenizer {
   kLlama3,  // case-insensitive contractions, letters with one leading other character, numbers up
             // to 3
   kQwen2,   // as kLlama3, numbers one by one
+  kQwen35,  // as kQwen2, marks count as letters
+  kSeedCoder,            // as kQwen2, line breaks do not end a run of signs
+  kWithoutContractions,  // as kQwen2, without contractions
+  kLines,                // lines and runs of line breaks, then kQwen2
+  kMiniCpm5,             // numbers up to 3, then kLlama3
+  kPoro,                 // words end at white space and sentence signs
+  kViking,               // as kPoro, numbers one by one
+  kDeepSeekLlm,
   kDeepSeekCoder,
   kDeepSeek3,
   kTekken,  // letters cut where lower case changes to upper, numbers one by one

@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include "absl/strings/escaping.h"
 
 namespace withy::engine {
 namespace {
@@ -74,6 +78,36 @@ TEST(SplitTest, DeepSeek) {
   EXPECT_EQ(Split(PreTokenizer::kDeepSeekCoder, "int x1;\n"), (Words{"int", " x", "1", ";", "\n"}));
 }
 
+// tests/golden/make_pre_tokenizer_vectors.py, which applies the published regular expressions.
+TEST(SplitTest, WordsAreThoseOfThePublishedExpressions) {
+  std::ifstream in("tests/golden/data/pre_tokenizers/vectors.txt");
+  std::vector<std::string> texts;
+  std::string rule;
+  size_t next = 0;
+  int rules = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("text ")) {
+      texts.push_back(absl::HexStringToBytes(line.substr(5)));
+    } else if (line.starts_with("rule ")) {
+      rule = line.substr(5);
+      next = 0;
+      ++rules;
+    } else {
+      ASSERT_LT(next, texts.size());
+      const std::string& text = texts[next++];
+      std::istringstream numbers(line);
+      std::vector<uint32_t> expected;
+      for (uint32_t end = 0; numbers >> end;) expected.push_back(end);
+      const auto info = FindPreTokenizer(rule);
+      ASSERT_TRUE(info.ok()) << info.status();
+      std::vector<uint32_t> ends;
+      SplitWords(info->rule, text, ends);
+      EXPECT_EQ(ends, expected) << rule << ": " << testing::PrintToString(text);
+    }
+  }
+  EXPECT_GE(rules, 17) << "run from the repository root";
+}
+
 TEST(SplitTest, AnyBytesAreCovered) {
   std::mt19937 random(5);
   const std::string alphabet = " \n\r\t'saLl1٣Zé中\xF0\x9F\x98\x81!$\x80\xFF\xC3";
@@ -89,6 +123,7 @@ TEST(SplitTest, AnyBytesAreCovered) {
 
 TEST(SplitTest, UnknownNamesAreNamed) {
   EXPECT_TRUE(FindPreTokenizer("llama-bpe")->ignore_merges);
+  EXPECT_TRUE(FindPreTokenizer("minicpm5")->ignore_merges);
   EXPECT_EQ(FindPreTokenizer("smollm")->rule, PreTokenizer::kSingleDigits);
   const absl::Status status = FindPreTokenizer("klingon").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
@@ -156,6 +157,12 @@ absl::Status StateOf(const std::string& packed_path, const SourceIdentity& sourc
   return PackedFile::Open(packed_path).status();
 }
 
+// The GGUF's files, whose number only the GGUF says.
+absl::StatusOr<std::vector<SourceFile>> SourcesOf(const std::string& gguf_path) {
+  WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(gguf_path));
+  return StampSources(file.parts());
+}
+
 }  // namespace
 
 std::string DefaultCacheDir(const std::string& gguf_path) {
@@ -209,15 +216,14 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
                                          ThreadPool& pool, const PackProgress& progress,
                                          const DamageReport& on_damage,
                                          const std::atomic<bool>* cancel) {
-  // Taken before the file is mapped, so that the stamp belongs to the mapped, digested and packed
+  WITHY_ASSIGN_OR_RETURN(const std::vector<SourceFile> sources, SourcesOf(gguf_path));
+  // Mapped after it was stamped, so that the stamps belong to the mapped, digested and packed
   // bytes.
-  const absl::StatusOr<FileStamp> stamp = StampOf(gguf_path);
   WITHY_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(gguf_path));
-  WITHY_RETURN_IF_ERROR(stamp.status());
   const std::string packed_path = PackedPath(gguf_path, cache_dir);
   WITHY_ASSIGN_OR_RETURN(
       const SourceIdentity source,
-      IdentifySource(gguf_path, *stamp, packed_path + ".source", Clock::Real().UnixNanos(), pool));
+      IdentifySources(sources, packed_path + ".source", Clock::Real().UnixNanos(), pool));
   if (StateOf(packed_path, source).ok()) return packed_path;
   const fs::path folder = fs::path(packed_path).parent_path();
   std::error_code error;
@@ -237,8 +243,8 @@ absl::StatusOr<std::string> EnsurePacked(const std::string& gguf_path, const std
   }
   RemoveLeftOvers(packed_path);
   WITHY_RETURN_IF_ERROR(Pack(file, source, packed_path, pool, progress, on_damage, cancel));
-  const absl::StatusOr<FileStamp> after = StampOf(gguf_path);
-  if (!after.ok() || *after != *stamp) {
+  const absl::StatusOr<std::vector<SourceFile>> after = StampSources(file.parts());
+  if (!after.ok() || *after != sources) {
     fs::remove(packed_path, error);
     return absl::AbortedError(
         absl::StrCat(gguf_path, " changed while it was packed: start again once it is written"));

@@ -77,17 +77,6 @@ absl::Status RefuseCompanion(const GgufFile& file) {
   return absl::OkStatus();
 }
 
-// 0 or 1: the file is whole.
-uint64_t PartsOf(const GgufFile& file) { return file.GetUintOr("split.count", 0).value_or(0); }
-
-absl::Status RefusePart(const GgufFile& file) {
-  const uint64_t number = file.GetUintOr("split.no", 0).value_or(0);
-  return Refuse(
-      file, absl::StrCat("it is part ", number + 1, " of ", PartsOf(file),
-                         " of a split model (split.count): merge the parts with llama-gguf-split "
-                         "--merge FIRST-PART WHOLE.gguf of llama.cpp, and name the merged file"));
-}
-
 // A model whose output is no text; OK if it is not one.
 absl::Status RefuseEmbedding(const GgufFile& file) {
   const std::string key =
@@ -106,11 +95,6 @@ absl::Status RefuseEmbedding(const GgufFile& file) {
 
 FileKind RecogniseFile(const GgufFile& file) {
   FileKind kind;
-  if (PartsOf(file) > 1) {
-    kind.problems.push_back(RefusePart(file));
-    kind.is_model = false;  // the first part has the metadata, no part has all tensors
-    return kind;
-  }
   if (absl::Status companion = RefuseCompanion(file); !companion.ok()) {
     kind.problems.push_back(std::move(companion));
     kind.is_model = kind.has_weights = false;

@@ -1,6 +1,6 @@
-// Recognises GGUF files that are no model that generates text, or only a part of one, so that they
-// are named as what they are and not by the keys that they lack. Neighbours: layout.h and shape.h
-// judge what is a model.
+// Recognises GGUF files that are no model that generates text, so that they are named as what they
+// are and not by the keys that they lack. Neighbours: layout.h and shape.h judge what is a model;
+// gguf/split.h joins the parts of one.
 #pragma once
 
 #include <vector>
@@ -13,9 +13,8 @@ namespace withy::engine {
 struct FileKind {
   bool is_model = true;     // has the metadata of a model: shape and vocabulary
   bool has_weights = true;  // its tensors are those of a model
-  // What it is instead, each with what to do. INVALID_ARGUMENT: a part of a split model, an
-  // adapter, a control vector, an importance matrix, a projector, an overlay, a vocabulary without
-  // weights.
+  // What it is instead, each with what to do. INVALID_ARGUMENT: an adapter, a control vector, an
+  // importance matrix, a projector, an overlay, a vocabulary without weights.
   // UNIMPLEMENTED: an embedding model or a reranker.
   std::vector<absl::Status> problems;
 };

@@ -93,13 +93,19 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Matrix("output", ".weight", s.vocab_size, s.d_model, s.d_model));
     }
     WITHY_RETURN_IF_ERROR(Vector("output_norm", ".weight", s.d_model));
-    LayoutItem frequencies;
-    Place("rope_frequencies", PackedKind::kVector, 1,
-          static_cast<int32_t>(s.rope_frequencies.size()), 0,
-          sizeof(float) * s.rope_frequencies.size(), &frequencies);
-    layout_.items.push_back(std::move(frequencies));
-    used_.insert("rope_freqs.weight");
+    PlanFrequencies("rope_frequencies", s.rope_frequencies);
+    if (!s.long_rope_frequencies.empty()) {
+      PlanFrequencies(kLongRopeVector, s.long_rope_frequencies);
+    }
+    used_.insert({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"});
     return absl::OkStatus();
+  }
+
+  void PlanFrequencies(std::string_view name, const std::vector<float>& values) {
+    LayoutItem item;
+    Place(std::string(name), PackedKind::kVector, 1, static_cast<int32_t>(values.size()), 0,
+          sizeof(float) * values.size(), &item);
+    layout_.items.push_back(std::move(item));
   }
 
   absl::Status PlanLayer(int32_t layer) {

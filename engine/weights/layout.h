@@ -19,7 +19,7 @@ namespace withy::engine {
 // One tensor to pack.
 struct LayoutItem {
   PackedEntry entry;
-  const TensorInfo* source = nullptr;  // in the GGUF; null for rope_frequencies
+  const TensorInfo* source = nullptr;  // in the GGUF; null for computed RoPE frequencies
   // Source row (or vector element) of each packed row; empty: unchanged order.
   std::vector<int32_t> row_order;
   // Source block (32 columns) of each packed block; empty: unchanged order.

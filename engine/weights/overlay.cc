@@ -141,7 +141,7 @@ class OverlayChecker {
     if (wanted->size() != 64 || !hexadecimal) {
       return Wrong(kOverlaySource, "is no SHA-256 of 64 hexadecimal digits in lower case");
     }
-    plan_.source_sha256 = known.empty() ? Sha256Of(plain_.bytes()) : known;
+    plan_.source_sha256 = known.empty() ? Sha256Of(plain_) : known;
     if (plan_.source_sha256 == *wanted) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat(overlay_.path(), ": it was made for the file with the SHA-256 ",
@@ -379,7 +379,7 @@ void SetMetadata(const GgufFile& plain, const GgufFile& overlay, const OverlayPl
            !key.starts_with("withy.importance.");
   });
   writer->SetString(kOverlaySource, plan.source_sha256);
-  writer->SetString(kOverlayApplied, Sha256Of(overlay.bytes()));
+  writer->SetString(kOverlayApplied, Sha256Of(overlay));
   writer->Set<uint32_t>(kOverlayAppliedBy, kOverlayRevision);
 }
 

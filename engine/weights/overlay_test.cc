@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/test_seed.h"
 #include "engine/gguf/quants.h"
+#include "engine/gguf/testing.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/testing.h"
 #include "engine/weights/layout.h"
@@ -103,7 +104,7 @@ class OverlayTest : public testing::Test {
       if (!leave_out || !leave_out(key)) writer.SetArray<uint32_t>(key, values);
     };
     if (!leave_out || !leave_out(kOverlaySource)) {
-      writer.SetString(kOverlaySource, Sha256Of(plain_->bytes()));
+      writer.SetString(kOverlaySource, Sha256Of(*plain_));
     }
     set(kOverlayHeads, heads_);
     set(kOverlayNeurons, neurons_);
@@ -304,7 +305,7 @@ TEST_F(OverlayTest, TheFileSaysWhatItWasMadeOf) {
   Make(TinyShape(), {50});
   ASSERT_TRUE(Apply().ok());
   const GgufFile elastic = GgufFile::Open(folder_ / "elastic.gguf").value();
-  EXPECT_EQ(*elastic.GetString(kOverlaySource), Sha256Of(plain_->bytes()));
+  EXPECT_EQ(*elastic.GetString(kOverlaySource), Sha256Of(*plain_));
   EXPECT_EQ(*elastic.GetString(kOverlayApplied), *Sha256OfFile(folder_ / "overlay.gguf"));
   EXPECT_EQ(*elastic.GetUint(kOverlayAppliedBy), kOverlayRevision);
   EXPECT_FALSE(IsOverlay(elastic));
@@ -313,6 +314,28 @@ TEST_F(OverlayTest, TheFileSaysWhatItWasMadeOf) {
   EXPECT_THAT(std::string(PlanLayout(overlay).status().message()), HasSubstr("it is an overlay"));
   EXPECT_THAT(std::string(ApplyOverlay(elastic, overlay, {}, folder_ / "twice.gguf").message()),
               HasSubstr("it has levels already"));
+}
+
+// The digest that an overlay names is that of all parts.
+TEST_F(OverlayTest, ASplitModelBecomesElastic) {
+  Make(TinyShape(), {50});
+  ASSERT_TRUE(Apply().ok());
+  const std::vector<std::string> parts = WriteSplit(*plain_, folder_ / "split", 2);
+  const GgufFile whole = GgufFile::Open(folder_ / "elastic.gguf").value();
+  plain_ = std::make_unique<GgufFile>(GgufFile::Open(parts[0]).value());
+  EXPECT_EQ(Apply().code(), absl::StatusCode::kFailedPrecondition) << "of the whole file";
+  WriteOverlay("overlay.gguf", [](GgufWriter&) {});
+  const absl::Status applied = Apply();
+  ASSERT_TRUE(applied.ok()) << applied;
+  const GgufFile elastic = GgufFile::Open(folder_ / "elastic.gguf").value();
+  EXPECT_EQ(elastic.parts().size(), 1u);
+  EXPECT_FALSE(elastic.Has(kGgufSplitCount));
+  ASSERT_EQ(elastic.tensors().size(), whole.tensors().size());
+  for (const TensorInfo& tensor : whole.tensors()) {
+    const TensorInfo* other = elastic.FindTensor(tensor.name);
+    ASSERT_NE(other, nullptr) << tensor.name;
+    EXPECT_TRUE(std::ranges::equal(whole.Data(tensor), elastic.Data(*other))) << tensor.name;
+  }
 }
 
 TEST_F(OverlayTest, AnotherFilesOverlayIsRefused) {
@@ -441,7 +464,7 @@ TEST_F(OverlayTest, RandomDamageIsRefusedOrHarmless) {
     if (i % 10 == 0) bytes.resize(random() % bytes.size());
     const auto damaged = GgufFile::FromBytes(bytes, "damaged.gguf");
     const absl::Status status =
-        damaged.ok() ? ApplyOverlay(*plain_, *damaged, {.source_sha256 = Sha256Of(plain_->bytes())},
+        damaged.ok() ? ApplyOverlay(*plain_, *damaged, {.source_sha256 = Sha256Of(*plain_)},
                                     folder_ / "elastic.gguf")
                      : damaged.status();
     if (status.ok()) {

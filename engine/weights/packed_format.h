@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace withy::engine {
 
@@ -60,6 +61,10 @@ struct PackedTrailer {
   uint32_t kv_epoch = 0;
 };
 static_assert(sizeof(PackedTrailer) == 144);
+
+// The vector of LongRoPE's frequencies for long windows; "rope_frequencies" has those for short
+// ones.
+inline constexpr std::string_view kLongRopeVector = "rope_frequencies_long";
 
 enum class PackedKind : uint32_t { kVector = 0, kMatrix = 1, kLowRank = 2 };
 

@@ -19,6 +19,7 @@
 #include "base/crc32c.h"
 #include "base/test_seed.h"
 #include "engine/gguf/quants.h"
+#include "engine/gguf/testing.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/bundle.h"
 #include "engine/model/testing.h"
@@ -281,6 +282,56 @@ TEST_F(PackedTest, TheSameBytesAreNotPackedAgain) {
   EXPECT_EQ(fs::last_write_time(packed), made);
 }
 
+// A split model computes what the whole one does, from a packed file that knows all parts.
+TEST_F(PackedTest, AllPartsOfASplitModelArePacked) {
+  const std::string whole = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::vector<std::string> parts =
+      WriteSplit(GgufFile::Open(whole).value(), folder_ / "split", 3);
+  const std::string packed = Pack(parts[0]);
+  const auto a = PackedFile::Open(Pack(whole));
+  const auto b = PackedFile::Open(packed);
+  ASSERT_TRUE(a.ok() && b.ok()) << b.status();
+  ASSERT_EQ((*a)->tensors().size(), (*b)->tensors().size());
+  const auto bytes = [](const std::string& path, const PackedTensor& tensor) {
+    return ReadAll(path).substr(tensor.file_offset, tensor.bytes);
+  };
+  for (const PackedTensor& tensor : (*a)->tensors()) {
+    const PackedTensor& other = *(*b)->Find(tensor.name);
+    EXPECT_EQ(bytes((*a)->path(), tensor), bytes(packed, other)) << tensor.name;
+  }
+  EXPECT_FALSE((*b)->metadata().GetUintOr(kGgufSplitCount, 0).value());
+  const auto made = fs::last_write_time(packed);
+  Pack(parts[0]);
+  EXPECT_EQ(fs::last_write_time(packed), made);
+  std::string last = ReadAll(parts[2]);
+  last.back() = static_cast<char>(last.back() ^ 1);
+  WriteAll(parts[2], last);
+  Pack(parts[0]);
+  EXPECT_NE(fs::last_write_time(packed), made) << "the last part changed";
+  fs::remove(parts[1]);
+  const absl::Status missing = EnsurePacked(parts[0], folder_.path(), pool_).status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(Message(missing), HasSubstr(parts[1]));
+}
+
+TEST_F(PackedTest, DigestsOfPartsAreRememberedTogether) {
+  const std::string whole = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
+  const std::vector<std::string> parts =
+      WriteSplit(GgufFile::Open(whole).value(), folder_ / "split", 2);
+  const std::string memo = folder_ / "memo";
+  const GgufFile file = GgufFile::Open(parts[0]).value();
+  std::vector<SourceFile> sources = *StampSources(file.parts());
+  if (!ChangeTimeIsSafe(sources[0].stamp)) GTEST_SKIP() << "the change time says nothing here";
+  const int64_t later = sources[1].stamp.ctime_ns + 61'000'000'000;
+  const auto source = IdentifySources(sources, memo, later, pool_);
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->size, fs::file_size(parts[0]) + fs::file_size(parts[1]));
+  ASSERT_TRUE(fs::exists(memo));
+  EXPECT_EQ(*IdentifySources(sources, memo, later, pool_), *source);
+  std::swap(sources[0], sources[1]);
+  EXPECT_NE(*IdentifySources(sources, memo, later, pool_), *source) << "in another order";
+}
+
 TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
   const std::string gguf = WriteTiny(folder_, TinyShape(), GgmlType::kQ8_0);
   const std::string memo = folder_ / "memo";
@@ -289,12 +340,15 @@ TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
   if (!ChangeTimeIsSafe(stamp)) GTEST_SKIP() << "the change time says nothing here";
   const int64_t at_once = stamp.ctime_ns + 1'000'000'000;
   const int64_t later = stamp.ctime_ns + 61'000'000'000;
-  const auto source = IdentifySource(gguf, stamp, memo, at_once, pool_);
+  const auto source = IdentifySources(std::vector<SourceFile>{{gguf, stamp}}, memo, at_once, pool_);
+  const auto identify = [&] {
+    return IdentifySources(std::vector<SourceFile>{{gguf, stamp}}, memo, later, pool_);
+  };
   ASSERT_TRUE(source.ok()) << source.status();
   EXPECT_FALSE(fs::exists(memo));
-  EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  EXPECT_EQ(*identify(), *source);
   ASSERT_TRUE(fs::exists(memo));
-  EXPECT_EQ(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  EXPECT_EQ(*identify(), *source);
   // A memo of other bytes, or a torn one, is ignored.
   const auto time = fs::last_write_time(gguf);
   std::string other = ReadAll(gguf);
@@ -302,9 +356,9 @@ TEST_F(PackedTest, ADigestIsRememberedOnlyOfAFileThatWasLeftAlone) {
   WriteAll(gguf, other);
   fs::last_write_time(gguf, time);
   stamp = *StampOf(gguf);
-  EXPECT_NE(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  EXPECT_NE(*identify(), *source);
   fs::resize_file(memo, fs::file_size(memo) / 2);
-  EXPECT_NE(*IdentifySource(gguf, stamp, memo, later, pool_), *source);
+  EXPECT_NE(*identify(), *source);
   EXPECT_EQ(DigestFile(gguf, FileStamp{.size = stamp.size}, pool_).status().code(),
             absl::StatusCode::kAborted);
 }
@@ -589,7 +643,7 @@ TEST_F(PackedTest, ImportErrorsNameTheThing) {
                   [](GgufWriter* w) { w->Set<uint32_t>("llama.attention.head_count_kv", 3); })),
               HasSubstr("divisor"));
   EXPECT_THAT(Message(with_metadata(
-                  [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "yarn"); })),
+                  [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "dynamic"); })),
               HasSubstr("none, linear, llama3"));
   EXPECT_THAT(
       Message(with_metadata([](GgufWriter* w) { w->Set<uint32_t>("llama.expert_count", 8); })),

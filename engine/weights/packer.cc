@@ -41,9 +41,9 @@ std::vector<uint8_t> MetadataBytes(const GgufFile& file) {
   std::vector<uint8_t> out(RoundUp(end, std::max<uint64_t>(64, file.alignment())));
   std::copy(base, base + end, out.begin());
   std::fill_n(out.begin() + 8, 8, uint8_t{0});  // the tensor count
-  if (const MetadataEntry* own =
-          file.FindMetadata(kGgufOwnTensors)) {  // and the offset of the second GGUF
-    std::fill_n(out.begin() + (own->payload.data() - base), own->payload.size(), uint8_t{0});
+  for (const MetadataEntry& entry : file.metadata()) {
+    if (!DescribesStorage(entry.key) || entry.type == GgufValueType::kArray) continue;
+    std::fill_n(out.begin() + (entry.payload.data() - base), entry.payload.size(), uint8_t{0});
   }
   return out;
 }
@@ -233,7 +233,9 @@ class Packer {
   }
 
   absl::Status WriteVector(const LayoutItem& item) {
-    std::vector<float> values = layout_.shape.rope_frequencies;
+    const bool long_rope = item.entry.name.data() == kLongRopeVector;
+    std::vector<float> values =
+        long_rope ? layout_.shape.long_rope_frequencies : layout_.shape.rope_frequencies;
     if (item.source != nullptr) {
       values.resize(item.entry.n_in);
       WITHY_RETURN_IF_ERROR(Dequantize(item.source->type, file_.Data(*item.source), values));

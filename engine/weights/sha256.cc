@@ -42,6 +42,12 @@ std::string Sha256Of(std::span<const uint8_t> bytes) {
   return digest.Finish();
 }
 
+std::string Sha256Of(const GgufFile& file) {
+  Sha256Digest digest;
+  for (const GgufPart& part : file.parts()) digest.Add(part.bytes);
+  return digest.Finish();
+}
+
 absl::StatusOr<std::string> Sha256OfFile(const std::string& path) {
   const std::unique_ptr<std::FILE, decltype(&std::fclose)> in(std::fopen(path.c_str(), "rb"),
                                                               &std::fclose);

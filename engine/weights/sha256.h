@@ -8,11 +8,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/gguf/reader.h"
 
 namespace withy::engine {
 
 // 64 hexadecimal digits in lower case.
 std::string Sha256Of(std::span<const uint8_t> bytes);
+
+// The same of all parts of a model, one after the other, as `cat PART... | sha256sum` prints it.
+std::string Sha256Of(const GgufFile& file);
 
 // The same of a file's content. Errors: of the file system, naming the path.
 absl::StatusOr<std::string> Sha256OfFile(const std::string& path);

@@ -274,6 +274,13 @@ class ShapeReader {
 
 }  // namespace
 
+void ModelShape::UseWindow(int32_t window) {
+  if (long_rope_frequencies.empty()) return;
+  short_rope = (window > 0 ? std::min(window, context_length) : context_length) <= long_rope_above;
+  if (!short_rope) rope_frequencies = long_rope_frequencies;
+  long_rope_frequencies.clear();
+}
+
 std::string BeyondLlama(const ModelShape& s) {
   const auto has = [](const auto& list, auto wanted) {
     return std::find(list.begin(), list.end(), wanted) != list.end();

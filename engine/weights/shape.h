@@ -2,6 +2,7 @@
 // checks tensors against it; model/ computes with it. Reads no tensor bytes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,8 +29,17 @@ struct ModelShape {
   int32_t rope_dims = 0;  // elements of a head that RoPE turns, from the first on; even
   // Angle of pair i at position p: p * rope_frequencies[i]; [rope_dims / 2], and in a model with
   // two RoPE bases as many for the layers with a window. Includes scaling: linear (also if a factor
-  // has no type), llama3, and the divisors of a rope_freqs.weight tensor.
+  // has no type), llama3, YaRN, and the divisors of a rope_freqs.weight or
+  // rope_factors_short.weight tensor.
   std::vector<float> rope_frequencies;
+  // LongRoPE: those of windows above long_rope_above tokens; empty: the model has no LongRoPE, or
+  // UseWindow has chosen.
+  std::vector<float> long_rope_frequencies = {};
+  int32_t long_rope_above = 0;
+  // Whether UseWindow has chosen the frequencies of short windows, of two.
+  bool short_rope = false;
+  // Factors of the cosines and sines, of each RoPE base: 1 but for YaRN and LongRoPE.
+  std::array<float, 2> rope_scales = {1.0f, 1.0f};
   QkNorm qk_norm = QkNorm::kNone;
   bool needs_qkv_bias = false;
   bool pre_norms = true;
@@ -53,6 +63,9 @@ struct ModelShape {
   int32_t WindowOf(int32_t layer) const {
     return windows.empty() ? 0 : windows[static_cast<size_t>(layer)];
   }
+  // Chooses LongRoPE's frequencies for contexts of at most `window` tokens; 0: of context_length.
+  // As in llama.cpp, a context has one set, whatever tokens it holds: KV stays valid as it grows.
+  void UseWindow(int32_t window);
   int8_t RopeOf(int32_t layer) const {
     return ropes.empty() ? int8_t{0} : ropes[static_cast<size_t>(layer)];
   }
@@ -79,9 +92,10 @@ struct ModelShape {
 // as "GELU, sliding windows"; empty: nothing. Whoever computes only the latter refuses the others.
 std::string BeyondLlama(const ModelShape& shape);
 
-// A missing key has the same default as in llama.cpp. Errors: UNIMPLEMENTED (architecture, RoPE
-// scaling, experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT
-// naming file, key, value and limit; the messages of several in one.
+// A missing key has the same default as in llama.cpp. A file without tensors, as packed files have
+// their metadata, has no LongRoPE. Errors: UNIMPLEMENTED (architecture, RoPE scaling, experts,
+// non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT naming file, key,
+// value and limit; the messages of several in one.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
 
 }  // namespace withy::engine

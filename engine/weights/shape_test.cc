@@ -2,8 +2,10 @@
 #include "engine/weights/shape.h"
 
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,28 +94,205 @@ TEST(ShapeTest, ARopeTypeSaysWhatItsFactorDoes) {
 }
 
 TEST(ShapeTest, RopeScalingThatIsNotKnownIsNamed) {
-  for (const char* type : {"yarn", "longrope", "",
+  for (const char* type : {"YaRN", "",
                            "dyn\xFF"
                            "amic"}) {
     const std::string message =
         RefusalOf([type](GgufWriter& w) { w.SetString("llama.rope.scaling.type", type); },
                   absl::StatusCode::kUnimplemented);
     EXPECT_THAT(message, HasSubstr("llama.rope.scaling.type"));
-    EXPECT_THAT(message, HasSubstr("supported are none, linear, llama3"));
+    EXPECT_THAT(message, HasSubstr("supported are none, linear, llama3, yarn, longrope"));
   }
-  for (const char* key : {"llama.rope.scaling.attn_factor", "llama.rope.scaling.alpha"}) {
-    EXPECT_THAT(RefusalOf([key](GgufWriter& w) { w.Set<float>(key, 1.5f); },
-                          absl::StatusCode::kUnimplemented),
-                HasSubstr(std::string(key) + " is 1.5"));
-  }
-  EXPECT_TRUE(
-      ShapeWith([](GgufWriter& w) { w.Set<float>("llama.rope.scaling.attn_factor", 1.0f); }).ok());
+  EXPECT_THAT(RefusalOf([](GgufWriter& w) { w.Set<float>("llama.rope.scaling.alpha", 1.5f); },
+                        absl::StatusCode::kUnimplemented),
+              HasSubstr("llama.rope.scaling.alpha is 1.5"));
   for (const float factor :
        {-2.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     EXPECT_THAT(
         RefusalOf([factor](GgufWriter& w) { w.Set<float>("llama.rope.scaling.factor", factor); }),
         HasSubstr("llama.rope.scaling.factor"));
   }
+}
+
+// One case of tests/golden/make_rope_vectors.py.
+struct RopeCase {
+  std::string kind;
+  std::vector<double> parameters;
+  double scale = 0;
+  std::vector<double> frequencies;
+};
+
+std::vector<double> NumbersIn(std::istringstream& line) {
+  std::vector<double> numbers;
+  for (double number = 0; line >> number;) numbers.push_back(number);
+  return numbers;
+}
+
+std::vector<RopeCase> RopeCases(const std::string& kind) {
+  std::ifstream in("tests/golden/data/rope/vectors.txt");
+  std::vector<RopeCase> cases;
+  for (std::string text, values; std::getline(in, text) && std::getline(in, values);) {
+    std::istringstream line(text);
+    std::istringstream expected(values);
+    RopeCase c;
+    line >> c.kind;
+    c.parameters = NumbersIn(line);
+    expected >> c.scale;
+    c.frequencies = NumbersIn(expected);
+    if (c.kind == kind) cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+void ExpectRope(const ModelShape& shape, const RopeCase& c) {
+  EXPECT_NEAR(shape.rope_scales[0], c.scale, 1e-6);
+  ASSERT_EQ(shape.rope_frequencies.size(), c.frequencies.size());
+  for (size_t i = 0; i < c.frequencies.size(); ++i) {
+    EXPECT_NEAR(shape.rope_frequencies[i] / c.frequencies[i], 1.0, 2e-6) << "pair " << i;
+  }
+}
+
+TEST(ShapeTest, YarnStretchesAsTransformersDoes) {
+  const std::vector<RopeCase> cases = RopeCases("yarn");
+  ASSERT_GE(cases.size(), 5u) << "run from the repository root";
+  for (const RopeCase& c : cases) {
+    const std::vector<double>& p = c.parameters;
+    SCOPED_TRACE(p[2]);
+    const auto shape = ShapeWith([&](GgufWriter& w) {
+      w.Set<uint32_t>("llama.attention.key_length", static_cast<uint32_t>(p[0]));
+      w.Set<float>("llama.rope.freq_base", static_cast<float>(p[1]));
+      w.SetString("llama.rope.scaling.type", "yarn");
+      w.Set<float>("llama.rope.scaling.factor", static_cast<float>(p[2]));
+      w.Set<uint32_t>("llama.rope.scaling.original_context_length", static_cast<uint32_t>(p[3]));
+      w.Set<float>("llama.rope.scaling.yarn_beta_fast", static_cast<float>(p[4]));
+      w.Set<float>("llama.rope.scaling.yarn_beta_slow", static_cast<float>(p[5]));
+      if (p[6] != 0) {
+        w.Set<float>("llama.rope.scaling.yarn_log_multiplier", static_cast<float>(p[6]));
+      }
+    });
+    ASSERT_TRUE(shape.ok()) << shape.status();
+    ExpectRope(*shape, c);
+  }
+}
+
+TEST(ShapeTest, YarnsKeysHaveTheDefaultsOfLlamaCpp) {
+  const auto with = [](const std::function<void(GgufWriter&)>& change) {
+    const auto shape = ShapeWith([&](GgufWriter& w) {
+      w.SetString("llama.rope.scaling.type", "yarn");
+      w.Set<float>("llama.rope.scaling.factor", 4.0f);
+      change(w);
+    });
+    EXPECT_TRUE(shape.ok()) << shape.status();
+    return shape.ok() ? *shape : ModelShape();
+  };
+  const auto number = [](const char* key, float value) {
+    return [=](GgufWriter& w) { w.Set<float>(std::string("llama.rope.scaling.") + key, value); };
+  };
+  const ModelShape plain = with([](GgufWriter&) {});
+  const auto scale = static_cast<float>(1.0 + 0.1 * std::log(4.0));
+  EXPECT_FLOAT_EQ(plain.rope_scales[0], scale);
+  EXPECT_EQ(with(number("yarn_beta_fast", 32)).rope_frequencies, plain.rope_frequencies);
+  EXPECT_NE(with(number("yarn_beta_fast", 8)).rope_frequencies, plain.rope_frequencies);
+  EXPECT_EQ(with(number("yarn_ext_factor", -1)).rope_frequencies, plain.rope_frequencies);
+  EXPECT_FLOAT_EQ(with(number("attn_factor", 1.5f)).rope_scales[0], 1.5f * scale);
+  // Without extrapolation it is linear, and the scale is the file's.
+  const ModelShape linear = with([&](GgufWriter& w) {
+    number("yarn_ext_factor", 0)(w);
+    number("yarn_attn_factor", 1.25f)(w);
+  });
+  EXPECT_FLOAT_EQ(linear.rope_scales[0], 1.25f);
+  EXPECT_FLOAT_EQ(linear.rope_frequencies[0], 0.25f);
+  for (const char* key : {"yarn_beta_fast", "yarn_ext_factor", "yarn_log_multiplier"}) {
+    EXPECT_THAT(RefusalOf([&](GgufWriter& w) {
+                  w.SetString("llama.rope.scaling.type", "yarn");
+                  number(key, std::numeric_limits<float>::quiet_NaN())(w);
+                }),
+                HasSubstr(std::string("llama.rope.scaling.") + key));
+  }
+  EXPECT_THAT(RefusalOf([&](GgufWriter& w) {
+                w.SetString("llama.rope.scaling.type", "yarn");
+                w.Set<int32_t>("llama.rope.scaling.original_context_length", -1);
+              }),
+              HasSubstr("original_context_length is -1"));
+}
+
+// Layers with a window keep their RoPE as it was, as in OLMo 3.
+TEST(ShapeTest, YarnIsOfLayersWithoutAWindow) {
+  const auto shape = ShapeWith([](GgufWriter& w) {
+    w.SetString("general.architecture", "olmo2");
+    for (const auto& [key, value] :
+         {std::pair{"block_count", 4u}, std::pair{"embedding_length", 128u},
+          std::pair{"feed_forward_length", 256u}, std::pair{"context_length", 512u},
+          std::pair{"attention.head_count", 2u}, std::pair{"attention.sliding_window", 64u},
+          std::pair{"vocab_size", 100u}, std::pair{"rope.scaling.original_context_length", 128u}}) {
+      w.Set<uint32_t>(std::string("olmo2.") + key, value);
+    }
+    w.Set<float>("olmo2.attention.layer_norm_rms_epsilon", 1e-5f);
+    w.SetString("olmo2.rope.scaling.type", "yarn");
+    w.Set<float>("olmo2.rope.scaling.factor", 8.0f);
+  });
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_EQ(shape->ropes, (std::vector<int8_t>{1, 1, 1, 0}));
+  EXPECT_GT(shape->rope_scales[0], 1.2f);
+  EXPECT_EQ(shape->rope_scales[1], 1.0f);
+  EXPECT_FLOAT_EQ(shape->rope_frequencies[63],
+                  static_cast<float>(std::pow(kBase, -2.0 * 31 / kHeadDim)));
+  EXPECT_NEAR(shape->rope_frequencies[63] / shape->rope_frequencies[31], 8.0, 1e-4);
+}
+
+// A phi3 file with the tensors of LongRoPE.
+absl::StatusOr<ModelShape> LongRopeShape(const std::vector<double>& p,
+                                         const std::vector<const char*>& tensors,
+                                         size_t short_factors = 0) {
+  const auto pairs = static_cast<size_t>(p[0]) / 2;
+  std::vector<float> factors(p.begin() + 5, p.end());
+  if (short_factors == 0) short_factors = pairs;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(factors.data());
+  return ShapeWith([&](GgufWriter& w) {
+    w.SetString("general.architecture", "phi3");
+    for (const auto& [key, value] :
+         {std::pair{"block_count", 2.0}, std::pair{"embedding_length", 192.0},
+          std::pair{"feed_forward_length", 256.0}, std::pair{"context_length", p[3]},
+          std::pair{"attention.head_count", 2.0}, std::pair{"attention.key_length", 96.0},
+          std::pair{"vocab_size", 100.0}, std::pair{"rope.dimension_count", p[0]},
+          std::pair{"rope.scaling.original_context_length", p[2]}}) {
+      w.Set<uint32_t>(std::string("phi3.") + key, static_cast<uint32_t>(value));
+    }
+    w.Set<float>("phi3.attention.layer_norm_rms_epsilon", 1e-5f);
+    w.Set<float>("phi3.rope.freq_base", static_cast<float>(p[1]));
+    w.Set<float>("phi3.rope.scaling.attn_factor",
+                 static_cast<float>(std::sqrt(1 + std::log(p[3] / p[2]) / std::log(p[2]))));
+    for (const std::string name : tensors) {
+      const bool is_long = name == "rope_factors_long.weight";
+      const size_t count = is_long ? pairs : short_factors;
+      w.AddTensor(name, GgmlType::kF32, {static_cast<int64_t>(count)},
+                  {bytes + (is_long ? pairs * sizeof(float) : 0), count * sizeof(float)});
+    }
+  });
+}
+
+TEST(ShapeTest, TheWindowChoosesLongRopesFactors) {
+  const std::vector<RopeCase> cases = RopeCases("longrope");
+  ASSERT_GE(cases.size(), 4u) << "run from the repository root";
+  const std::vector<const char*> tensors = {"rope_factors_long.weight",
+                                            "rope_factors_short.weight"};
+  for (const RopeCase& c : cases) {
+    const std::vector<double>& p = c.parameters;
+    auto shape = LongRopeShape(p, tensors);
+    ASSERT_TRUE(shape.ok()) << shape.status();
+    ModelShape whole = *shape;
+    whole.UseWindow(0);
+    shape->UseWindow(static_cast<int32_t>(p[4]));
+    SCOPED_TRACE(p[4]);
+    ExpectRope(*shape, c);
+    EXPECT_EQ(shape->short_rope, p[4] <= p[2]);
+    EXPECT_FALSE(whole.short_rope) << "its whole context is a long one";
+  }
+  const std::vector<double>& p = cases[0].parameters;
+  EXPECT_THAT(std::string(LongRopeShape(p, {tensors[0]}).status().message()),
+              HasSubstr("rope_factors_short.weight"));
+  EXPECT_THAT(std::string(LongRopeShape(p, tensors, 7).status().message()),
+              HasSubstr("rope_factors_short.weight must be F32 with 48 elements"));
 }
 
 TEST(ShapeTest, AWindowHoldsAPromptAndAnAnswer) {

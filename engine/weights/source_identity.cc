@@ -120,20 +120,53 @@ uint32_t MemoCrc(Memo memo) {
   return Crc32c(0, std::as_bytes(std::span(&memo, 1)));
 }
 
-// Reads the memo of the file with this stamp; returns false if there is none.
-bool Recall(const std::string& memo_path, const FileStamp& stamp, Memo* memo) {
+// Reads the memo at `index` of the file with this stamp; returns false if there is none.
+bool Recall(const std::string& memo_path, size_t index, const FileStamp& stamp, Memo* memo) {
   const UniqueFd fd(open(memo_path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  return fd.valid() && pread(fd.get(), memo, sizeof *memo, 0) == sizeof *memo &&
+  return fd.valid() &&
+         pread(fd.get(), memo, sizeof *memo, static_cast<off_t>(index * sizeof *memo)) ==
+             sizeof *memo &&
          memo->magic == kMemoMagic && memo->crc == MemoCrc(*memo) && memo->stamp == stamp;
 }
 
 // Not synced: a memo torn by a crash fails its checksum.
-void Remember(const std::string& memo_path, const Memo& memo) {
+void Remember(const std::string& memo_path, std::span<const Memo> memos) {
   std::string temporary = memo_path + ".XXXXXX";
   const UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd.valid()) return;
-  const bool written = write(fd.get(), &memo, sizeof memo) == sizeof memo;
+  const auto bytes = static_cast<ssize_t>(memos.size_bytes());
+  const bool written = write(fd.get(), memos.data(), memos.size_bytes()) == bytes;
   if (!written || rename(temporary.c_str(), memo_path.c_str()) != 0) unlink(temporary.c_str());
+}
+
+// Returns the stored memo if the file's sample confirms it, else one of the file's bytes; `*is_new`
+// becomes true then.
+absl::StatusOr<Memo> MemoOf(const SourceFile& file, size_t index, const std::string& memo_path,
+                            ThreadPool& pool, bool* is_new) {
+  Memo memo;
+  const bool known = ChangeTimeIsSafe(file.stamp) && Recall(memo_path, index, file.stamp, &memo);
+  WITHY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(file.path));
+  WITHY_ASSIGN_OR_RETURN(const auto sample, SampleOf(fd.get(), file.path, file.stamp.size));
+  if (known && sample == memo.sample) return memo;
+  *is_new = true;
+  memo = Memo{};
+  memo.stamp = file.stamp;
+  WITHY_ASSIGN_OR_RETURN(memo.identity, DigestFile(file.path, file.stamp, pool));
+  memo.sample = sample;
+  memo.crc = MemoCrc(memo);
+  return memo;
+}
+
+SourceIdentity Combine(std::span<const Memo> memos) {
+  if (memos.size() == 1) return memos[0].identity;
+  SourceIdentity all;
+  for (const Memo& memo : memos) all.size += memo.identity.size;
+  for (uint64_t half = 0; half < 2; ++half) {
+    Hasher hasher(half + 1);
+    for (const Memo& memo : memos) hasher.Add(std::as_bytes(std::span(&memo.identity, 1)));
+    all.digest[half] = hasher.Finish();
+  }
+  return all;
 }
 
 }  // namespace
@@ -184,31 +217,33 @@ absl::StatusOr<SourceIdentity> DigestFile(const std::string& path, const FileSta
   return SourceIdentity{.size = stamp.size, .digest = HashSums(sums)};
 }
 
-absl::StatusOr<SourceIdentity> IdentifySource(const std::string& path, const FileStamp& stamp,
-                                              const std::string& memo_path, int64_t now_ns,
-                                              ThreadPool& pool) {
-  const bool safe = ChangeTimeIsSafe(stamp);
-  Memo memo;
-  if (safe && Recall(memo_path, stamp, &memo)) {
-    WITHY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(path));
-    WITHY_ASSIGN_OR_RETURN(const auto sample, SampleOf(fd.get(), path, stamp.size));
-    if (sample == memo.sample) return memo.identity;
+absl::StatusOr<std::vector<SourceFile>> StampSources(std::span<const GgufPart> parts) {
+  std::vector<SourceFile> files;
+  for (const GgufPart& part : parts) {
+    WITHY_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(part.path));
+    files.push_back({part.path, stamp});
   }
-  memo = Memo{};
-  memo.stamp = stamp;
-  WITHY_ASSIGN_OR_RETURN(memo.identity, DigestFile(path, stamp, pool));
-  if (safe && HasSettled(stamp, now_ns)) {
-    WITHY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(path));
-    WITHY_ASSIGN_OR_RETURN(memo.sample, SampleOf(fd.get(), path, stamp.size));
-    memo.crc = MemoCrc(memo);
-    Remember(memo_path, memo);
+  return files;
+}
+
+absl::StatusOr<SourceIdentity> IdentifySources(std::span<const SourceFile> files,
+                                               const std::string& memo_path, int64_t now_ns,
+                                               ThreadPool& pool) {
+  std::vector<Memo> memos;
+  bool is_new = false;
+  for (size_t i = 0; i < files.size(); ++i) {
+    WITHY_ASSIGN_OR_RETURN(memos.emplace_back(), MemoOf(files[i], i, memo_path, pool, &is_new));
   }
-  return memo.identity;
+  const bool may_be_kept = std::all_of(files.begin(), files.end(), [&](const SourceFile& file) {
+    return ChangeTimeIsSafe(file.stamp) && HasSettled(file.stamp, now_ns);
+  });
+  if (is_new && may_be_kept) Remember(memo_path, memos);
+  return Combine(memos);
 }
 
 bool IsRememberedWhole(const std::string& memo_path, const FileStamp& stamp) {
   Memo memo;
-  return ChangeTimeIsSafe(stamp) && Recall(memo_path, stamp, &memo);
+  return ChangeTimeIsSafe(stamp) && Recall(memo_path, 0, stamp, &memo);
 }
 
 void RememberWhole(const std::string& memo_path, const FileStamp& stamp, int64_t now_ns) {
@@ -216,7 +251,7 @@ void RememberWhole(const std::string& memo_path, const FileStamp& stamp, int64_t
   Memo memo;
   memo.stamp = stamp;
   memo.crc = MemoCrc(memo);
-  Remember(memo_path, memo);
+  Remember(memo_path, {&memo, 1});
 }
 
 }  // namespace withy::engine

@@ -1,6 +1,6 @@
-// Identifies the GGUF that a packed file was made from by a digest of every byte, and avoids
-// reading the whole file at each start. Neighbours: cache.cc decides whether to pack again,
-// packed_format.h stores the identity.
+// Identifies the GGUF, or all parts of a split one, that a packed file was made from by a digest of
+// every byte, and avoids reading the whole file at each start. Neighbours: cache.cc decides whether
+// to pack again, packed_format.h stores the identity.
 //
 // Names, sizes, modification times and metadata do not identify a file: rsync -t, cp -p, ostree and
 // image layers preserve them. A digest is stored with the file's stamp and reused while the stamp
@@ -11,11 +11,14 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/cpu/thread_pool.h"
+#include "engine/gguf/reader.h"
 #include "engine/weights/packed_format.h"
 
 namespace withy::engine {
@@ -54,12 +57,23 @@ bool HasSettled(const FileStamp& stamp, int64_t now_ns);
 absl::StatusOr<SourceIdentity> DigestFile(const std::string& path, const FileStamp& stamp,
                                           ThreadPool& pool);
 
-// Returns the digest stored in the file `memo_path` if it is still valid, else DigestFile(), and
-// updates `memo_path` if allowed. Failure to write it is not an error. `now_ns`: since the Unix
-// epoch.
-absl::StatusOr<SourceIdentity> IdentifySource(const std::string& path, const FileStamp& stamp,
-                                              const std::string& memo_path, int64_t now_ns,
-                                              ThreadPool& pool);
+// A part of the GGUF as it was when it was stamped.
+struct SourceFile {
+  std::string path;
+  FileStamp stamp;
+  friend bool operator==(const SourceFile&, const SourceFile&) = default;
+};
+
+// Stamps each part. Errors: as StampOf.
+absl::StatusOr<std::vector<SourceFile>> StampSources(std::span<const GgufPart> parts);
+
+// The identity of these files, in their order; of one file it is DigestFile()'s. Takes digests that
+// are stored in the file `memo_path` if they are still valid, else digests the file, and updates
+// `memo_path` if allowed. Failure to write it is not an error. `now_ns`: since the Unix epoch.
+// Errors: as DigestFile.
+absl::StatusOr<SourceIdentity> IdentifySources(std::span<const SourceFile> files,
+                                               const std::string& memo_path, int64_t now_ns,
+                                               ThreadPool& pool);
 
 // Whether RememberChecked said of the file with this stamp that it is whole, and its change time
 // proves that it was not written to since.

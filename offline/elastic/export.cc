@@ -26,7 +26,7 @@ class Exporter {
   // The overlay; `network` says where its units were.
   absl::Status Write(const std::vector<ElasticLevel>& levels, int32_t lora_rank,
                      const Findings& findings, const std::string& path) {
-    writer_.SetString(engine::kOverlaySource, engine::Sha256Of(source_.bytes()));
+    writer_.SetString(engine::kOverlaySource, engine::Sha256Of(source_));
     SetOrder();
     SetLevels(levels, lora_rank);
     SetFindings(findings);

@@ -98,6 +98,7 @@ Tensor HeadPrefix(const Tensor& weight, int64_t dim, const engine::ModelShape& s
 absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::Device device) {
   torch::NoGradGuard no_grad;
   WITHY_ASSIGN_OR_RETURN(engine::ModelShape shape, engine::ReadShape(file));
+  shape.UseWindow(0);
   const std::string beyond = engine::BeyondLlama(shape);
   if (!beyond.empty()) {
     return absl::UnimplementedError(
@@ -129,8 +130,9 @@ absl::StatusOr<Network> Network::FromGguf(const engine::GgufFile& file, torch::D
   const Tensor angle = torch::outer(
       torch::arange(std::min<int64_t>(s.context_length, kMaxPositions), torch::kFloat64),
       frequency);
-  network.cos_ = angle.cos().to(torch::kFloat32).to(device);
-  network.sin_ = angle.sin().to(torch::kFloat32).to(device);
+  const double scale = s.rope_scales[0];
+  network.cos_ = (scale * angle.cos()).to(torch::kFloat32).to(device);
+  network.sin_ = (scale * angle.sin()).to(torch::kFloat32).to(device);
   return network;
 }
 

@@ -131,8 +131,8 @@ void Lowering::Embed(const Op& op, StepList& steps) {
       }
       Scale(work_.x.row(i), s.d_model, op.scale);
       float* angles = work_.angles.row(i);
-      for (const std::vector<float>& frequencies : ropes_) {
-        RopeAngles(frequencies, row.position, Interleaved(s), angles);
+      for (size_t rope = 0; rope < ropes_.size(); ++rope) {
+        RopeAngles(ropes_[rope], s.rope_scales[rope], row.position, Interleaved(s), angles);
         angles += 2 * s.rope_dims;
       }
     }

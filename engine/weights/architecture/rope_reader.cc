@@ -14,6 +14,10 @@ namespace withy::engine {
 namespace {
 
 constexpr char kRopeFactors[] = "rope_freqs.weight";
+constexpr char kShortFactors[] = "rope_factors_short.weight";
+constexpr char kLongFactors[] = "rope_factors_long.weight";
+constexpr std::string_view kLongRope = "longrope";  // a value of rope.scaling.type
+constexpr int64_t kMaxOriginalContext = 1 << 24;    // as of context_length
 
 class RopeReader {
  public:
@@ -22,13 +26,13 @@ class RopeReader {
 
   absl::Status Read() {
     WITHY_RETURN_IF_ERROR(ReadRopeDims());
-    WITHY_RETURN_IF_ERROR(RefuseLongRope());
     WITHY_ASSIGN_OR_RETURN(const double base, ReadRopeBase("rope.freq_base", 10000.0));
     shape_.rope_frequencies = Frequencies(base);
-    WITHY_RETURN_IF_ERROR(ReadRopeScaling());
-    WITHY_RETURN_IF_ERROR(DivideByRopeFactors());
+    WITHY_RETURN_IF_ERROR(ReadRopeScaling(base));
+    WITHY_RETURN_IF_ERROR(DivideByFactors(kRopeFactors, &shape_.rope_frequencies));
     WITHY_RETURN_IF_ERROR(ReadLayersWithoutRope());
-    return ReadWindowRope(base);
+    WITHY_RETURN_IF_ERROR(ReadWindowRope(base));
+    return ReadLongRope();
   }
 
  private:
@@ -47,16 +51,46 @@ class RopeReader {
     return absl::OkStatus();
   }
 
-  // Two sets of frequencies, of which the length of the context chooses one.
-  absl::Status RefuseLongRope() const {
-    for (const char* tensor : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
-      if (file_.FindTensor(tensor) == nullptr) continue;
-      return absl::UnimplementedError(
-          absl::StrCat(file_.path(), ": tensor ", tensor,
-                       ": LongRoPE is not supported: take the model's variant with the shorter "
-                       "context, such as 4k instead of 128k"));
+  // Two sets of frequencies, of which the window chooses one. llama.cpp's converter writes the
+  // tensors of phi3 without a type.
+  absl::Status ReadLongRope() {
+    const bool has_factors = file_.FindTensor(kShortFactors) != nullptr ||
+                             file_.FindTensor(kLongFactors) != nullptr;
+    const bool packed = file_.tensors().empty();  // has the frequencies elsewhere
+    if (!has_factors && !packed) return RefuseLongRopeWithoutFactors();
+    WITHY_ASSIGN_OR_RETURN(const int64_t original, OriginalContext());
+    shape_.long_rope_above = static_cast<int32_t>(original);
+    if (packed) return absl::OkStatus();
+    for (const char* factors : {kShortFactors, kLongFactors}) {
+      WITHY_RETURN_IF_ERROR(file_.GetTensor(factors).status());
     }
-    return absl::OkStatus();
+    if (shape_.rope_frequencies.size() != static_cast<size_t>(shape_.rope_dims / 2)) {
+      return absl::UnimplementedError(absl::StrCat(
+          file_.path(), ": tensor ", kLongFactors,
+          ": LongRoPE beside another RoPE base of layers with a window is not supported"));
+    }
+    shape_.long_rope_frequencies = shape_.rope_frequencies;
+    WITHY_RETURN_IF_ERROR(DivideByFactors(kShortFactors, &shape_.rope_frequencies));
+    return DivideByFactors(kLongFactors, &shape_.long_rope_frequencies);
+  }
+
+  absl::Status RefuseLongRopeWithoutFactors() const {
+    const std::string_view type =
+        file_.GetStringOr(keys_.Key("rope.scaling.type"), "").value_or("");
+    if (type != kLongRope) return absl::OkStatus();
+    return file_.GetTensor(kLongFactors).status();
+  }
+
+  // Tokens of a context that the model was trained for before its RoPE was stretched.
+  absl::StatusOr<int64_t> OriginalContext() const {
+    const std::string key = keys_.Key("rope.scaling.original_context_length");
+    WITHY_ASSIGN_OR_RETURN(const int64_t trained, file_.GetInt(keys_.Key("context_length")));
+    WITHY_ASSIGN_OR_RETURN(int64_t original, file_.GetIntOr(key, trained));
+    if (original == 0) original = trained;  // as in llama.cpp
+    if (original < 1 || original > kMaxOriginalContext) {
+      return keys_.Wrong(key, original, absl::StrCat("1 to ", kMaxOriginalContext));
+    }
+    return original;
   }
 
   absl::StatusOr<double> ReadRopeBase(std::string_view suffix, double fallback) const {
@@ -106,7 +140,10 @@ class RopeReader {
         plain[i] *= shape_.rope_frequencies[i] / unscaled[i];
       }
     }
-    if (plain == shape_.rope_frequencies) return absl::OkStatus();
+    if (architecture_.window_rope_scaled) shape_.rope_scales[1] = shape_.rope_scales[0];
+    if (plain == shape_.rope_frequencies && shape_.rope_scales[0] == shape_.rope_scales[1]) {
+      return absl::OkStatus();
+    }
     shape_.rope_frequencies.insert(shape_.rope_frequencies.end(), plain.begin(), plain.end());
     for (const int32_t window : shape_.windows) {
       shape_.ropes.push_back(window > 0 ? int8_t{1} : int8_t{0});
@@ -114,26 +151,25 @@ class RopeReader {
     return absl::OkStatus();
   }
 
-  // Applies the file's own frequency divisors, which converters write for Llama 3.
-  absl::Status DivideByRopeFactors() {
-    const TensorInfo* tensor = file_.FindTensor(kRopeFactors);
+  // Applies the file's own frequency divisors, if it has this tensor: converters write them for
+  // Llama 3 and LongRoPE.
+  absl::Status DivideByFactors(const char* name, std::vector<float>* frequencies) {
+    const TensorInfo* tensor = file_.FindTensor(name);
     if (tensor == nullptr) return absl::OkStatus();
-    std::vector<float>& frequencies = shape_.rope_frequencies;
     if (tensor->type != GgmlType::kF32 ||
-        tensor->elements() != static_cast<int64_t>(frequencies.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", kRopeFactors,
-                                                     " must be F32 with ", frequencies.size(),
-                                                     " elements"));
+        tensor->elements() != static_cast<int64_t>(frequencies->size())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file_.path(), ": tensor ", name, " must be F32 with ", frequencies->size(), " elements"));
     }
-    std::vector<float> factors(frequencies.size());
+    std::vector<float> factors(frequencies->size());
     std::memcpy(factors.data(), file_.Data(*tensor).data(), factors.size() * sizeof(float));
     for (size_t i = 0; i < factors.size(); ++i) {
       if (!(factors[i] > 0.0f && factors[i] < 1e9f)) {
-        return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", kRopeFactors,
-                                                       " element ", i, " is ", factors[i],
+        return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": tensor ", name, " element ",
+                                                       i, " is ", factors[i],
                                                        "; it must be above 0 and below 1e9"));
       }
-      frequencies[i] /= factors[i];
+      (*frequencies)[i] /= factors[i];
     }
     return absl::OkStatus();
   }
@@ -166,25 +202,73 @@ class RopeReader {
         absl::StrCat(file_.path(), ": ", key, " is ", value, "; only ", neutral, " is supported"));
   }
 
-  absl::Status ReadRopeScaling() {
+  absl::Status ReadRopeScaling(double base) {
     const std::string type_key = keys_.Key("rope.scaling.type");
     // A file with a factor but no type means the oldest type.
     WITHY_ASSIGN_OR_RETURN(std::string_view type, file_.GetStringOr(type_key, "linear"));
-    WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.attn_factor", 1.0));
     WITHY_RETURN_IF_ERROR(RequireNeutral("rope.scaling.alpha", 0.0));
     WITHY_ASSIGN_OR_RETURN(const double factor, ReadRopeFactor());
+    WITHY_ASSIGN_OR_RETURN(const double scale,
+                           ReadPositive(keys_.Key("rope.scaling.attn_factor"), 1.0));
+    shape_.rope_scales[0] = static_cast<float>(scale);
     if (type == "none") return absl::OkStatus();
-    if (type == "linear") {
+    if (type == "linear" || type == kLongRope) {
       for (float& f : shape_.rope_frequencies) f = static_cast<float>(f / factor);
       return absl::OkStatus();
     }
+    if (type == "yarn") return ScaleLikeYarn(base, factor);
     if (type == "llama3") {
       const bool in_tensor = file_.FindTensor(kRopeFactors) != nullptr;
       return in_tensor ? absl::OkStatus() : ScaleLikeLlama3(factor);
     }
-    return absl::UnimplementedError(
-        absl::StrCat(file_.path(), ": ", type_key, " is \"", ValidUtf8(type, kMaxShownBytes),
-                     "\", which is not supported; supported are none, linear, llama3"));
+    return absl::UnimplementedError(absl::StrCat(
+        file_.path(), ": ", type_key, " is \"", ValidUtf8(type, kMaxShownBytes),
+        "\", which is not supported; supported are none, linear, llama3, yarn, longrope"));
+  }
+
+  // Stretches pairs that turn rarely within the original context by `factor`, keeps those that turn
+  // often, and blends those between; scales the cosines and sines. Source: YaRN, section 3.2 and
+  // equation 22, with the bounds rounded as llama.cpp and transformers do.
+  absl::Status ScaleLikeYarn(double base, double factor) {
+    WITHY_ASSIGN_OR_RETURN(const int64_t original, OriginalContext());
+    WITHY_ASSIGN_OR_RETURN(const double fast,
+                           ReadPositive(keys_.Key("rope.scaling.yarn_beta_fast"), 32.0));
+    WITHY_ASSIGN_OR_RETURN(const double slow,
+                           ReadPositive(keys_.Key("rope.scaling.yarn_beta_slow"), 1.0));
+    WITHY_ASSIGN_OR_RETURN(double kept, ReadFactorOr("rope.scaling.yarn_ext_factor", 1.0));
+    WITHY_ASSIGN_OR_RETURN(const double multiplier,
+                           ReadFactorOr("rope.scaling.yarn_log_multiplier", 0.0));
+    const double dims = shape_.rope_dims;
+    // The dimension that turns so often within the original context.
+    const auto dim_of = [&](double turns) {
+      return dims * std::log(static_cast<double>(original) / (turns * 2.0 * std::numbers::pi)) /
+             (2.0 * std::log(base));
+    };
+    const double low = std::max(0.0, std::floor(dim_of(fast)));
+    const double high = std::min(dims - 1.0, std::ceil(dim_of(slow)));
+    for (size_t i = 0; i < shape_.rope_frequencies.size(); ++i) {
+      const double ramp = (static_cast<double>(i) - low) / std::max(0.001, high - low);
+      const double keep = kept * (1.0 - std::clamp(ramp, 0.0, 1.0));
+      float& f = shape_.rope_frequencies[i];
+      f = static_cast<float>((1.0 - keep) * f / factor + keep * f);
+    }
+    const auto scale_of = [factor](double by) {
+      return factor <= 1.0 ? 1.0 : 0.1 * by * std::log(factor) + 1.0;
+    };
+    WITHY_ASSIGN_OR_RETURN(double scale,
+                           ReadPositive(keys_.Key("rope.scaling.yarn_attn_factor"), 1.0));
+    if (kept != 0.0) scale = scale_of(1.0) / (multiplier == 0.0 ? 1.0 : scale_of(multiplier));
+    shape_.rope_scales[0] *= static_cast<float>(scale);
+    return absl::OkStatus();
+  }
+
+  // A number from 0 on; `fallback` if the key is missing or, as in llama.cpp, negative.
+  absl::StatusOr<double> ReadFactorOr(std::string_view suffix, double fallback) {
+    const std::string key = keys_.Key(suffix);
+    WITHY_ASSIGN_OR_RETURN(const double value, file_.GetFloatOr(key, fallback));
+    if (value < 1e9) return value < 0.0 ? fallback : value;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_.path(), ": ", key, " is ", value, "; it must be below 1e9"));
   }
 
   // The published rule of Llama 3.1: stretches long wavelengths by `factor`, keeps short ones, and

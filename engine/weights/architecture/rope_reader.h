@@ -9,8 +9,9 @@
 
 namespace withy::engine {
 
-// Sets rope_dims, rope_frequencies and ropes of a shape that has everything else. Errors:
-// UNIMPLEMENTED (a scaling, LongRoPE), INVALID_ARGUMENT naming file, key, value and limit.
+// Sets rope_dims, the frequencies, their scales and ropes of a shape that has everything else.
+// Errors: UNIMPLEMENTED (a scaling; LongRoPE beside two bases), NOT_FOUND (a tensor of LongRoPE),
+// INVALID_ARGUMENT naming file, key, value and limit.
 absl::Status ReadRope(const ShapeKeys& keys, const Architecture& architecture, ModelShape* shape);
 
 }  // namespace withy::engine
