@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/config.h"
+#include "base/config/model_choice.h"
 #include "engine/model/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
