@@ -209,7 +209,7 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   template <typename Request, typename Work>
   grpc::ServerUnaryReactor* Open(
       CallbackServerContext* context, const ByteBuffer* bytes, ByteBuffer* response, Work work,
-      std::function<void(const absl::Status&)> refused = [](const absl::Status&) {}) {
+      const std::function<void(const absl::Status&)>& refused = [](const absl::Status&) {}) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool taken =
         threads_.shorts.Run([context, bytes, response, reactor, work = std::move(work), refused] {

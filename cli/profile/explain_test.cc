@@ -97,10 +97,13 @@ TEST(CallsText, RefusalsHaveTheirReasonsAndNumbers) {
   calls.mutable_calls(0)->set_refusals(12);
   *calls.add_calls() = Refused();
   calls.mutable_calls(1)->clear_app();
+  v1::CallReport& cancelled = *calls.add_calls();
+  cancelled.set_status_code(1);
+  cancelled.set_reason("CANCELLED");
   const std::string text = CallsText(calls, 6000 * kMilli);
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL), 12 calls\n"),
-                    HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL)\n"), HasSubstr("  ?  ")));
+  EXPECT_THAT(text, AllOf(HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL), 12 calls\n"),
+                          HasSubstr("Score: RESOURCE_EXHAUSTED (QUEUE_FULL)\n"), HasSubstr("  ?  "),
+                          HasSubstr("CANCELLED\n"), Not(HasSubstr("(CANCELLED)"))));
 }
 
 TEST(CallsText, IsATableOfAllApps) {

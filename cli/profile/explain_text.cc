@@ -39,9 +39,10 @@ std::string CodeOf(const v1::CallReport& report) {
 
 // "Score: RESOURCE_EXHAUSTED (QUEUE_FULL)": what ended a call without an answer.
 std::string ErrorOf(const v1::CallReport& report) {
-  return absl::StrCat(
-      Printable(report.method()), report.method().empty() ? "" : ": ", CodeOf(report),
-      report.reason().empty() ? "" : absl::StrCat(" (", Printable(report.reason()), ")"));
+  const std::string code = CodeOf(report);
+  const std::string reason = Printable(report.reason());
+  return absl::StrCat(Printable(report.method()), report.method().empty() ? "" : ": ", code,
+                      reason.empty() || reason == code ? "" : absl::StrCat(" (", reason, ")"));
 }
 
 std::string AppOf(const v1::CallReport& report) {
