@@ -632,7 +632,7 @@ TEST(InspectTest, ASplitModelIsOne) {
   EXPECT_EQ(split->parameters, whole->parameters);
   EXPECT_EQ(split->packed_bytes, whole->packed_bytes);
   EXPECT_GT(split->file_bytes, whole->file_bytes - 4096);
-  EXPECT_THAT(InspectionText(*split), HasSubstr("-00001-of-00003.gguf and 2 more parts, "));
+  EXPECT_THAT(InspectionText(*split), HasSubstr("-00001-of-00003.gguf, 3 parts, "));
   EXPECT_THAT(InspectionJson(*split), HasSubstr("\"parts\":3"));
   EXPECT_THAT(std::string(Inspect(parts[2], {}).status().message()), HasSubstr(parts[0]));
   std::filesystem::remove(plain);

@@ -236,25 +236,30 @@ void AddBudget(const Inspection& in, std::vector<std::vector<std::string>>* rows
   rows->push_back({"budget", text});
 }
 
+std::string FileText(const Inspection& in) {
+  const std::string parts = in.parts > 1 ? absl::StrCat(", ", in.parts, " parts") : "";
+  return absl::StrCat(in.path, parts, ", ", Bytes(in.file_bytes), ", GGUF version ",
+                      in.gguf_version);
+}
+
+std::string WindowText(const engine::ModelShape& s) {
+  const std::string text = absl::StrCat(s.context_length, " tokens");
+  if (s.long_rope_frequencies.empty()) return text;
+  return absl::StrCat(text, "; LongRoPE: contexts of more than ", s.long_rope_above,
+                      " take the long factors, others the short");
+}
+
 std::string InspectionText(const Inspection& in) {
   const engine::ModelShape& s = in.shape;
   std::vector<std::vector<std::string>> rows = {
-      {"file",
-       absl::StrCat(in.path, in.parts > 1 ? absl::StrCat(" and ", in.parts - 1, " more parts") : "",
-                    ", ", Bytes(in.file_bytes), ", GGUF version ", in.gguf_version)},
+      {"file", FileText(in)},
       {"model",
        absl::StrCat(in.name, " (", in.architecture, "), ", Count(in.parameters), " parameters")}};
   if (s.layers > 0) {
     rows.push_back(
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
                                s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
-    rows.push_back(
-        {"window",
-         absl::StrCat(s.context_length, " tokens",
-                      s.long_rope_frequencies.empty()
-                          ? ""
-                          : absl::StrCat("; LongRoPE: contexts of more than ", s.long_rope_above,
-                                         " take the long factors, others the short"))});
+    rows.push_back({"window", WindowText(s)});
     const std::string beyond = engine::BeyondLlama(s);
     if (!beyond.empty()) rows.push_back({"computed", absl::StrCat("on the CPU only: ", beyond)});
     rows.push_back({"packed", Bytes(in.packed_bytes)});

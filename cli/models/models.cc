@@ -23,6 +23,7 @@
 #include "cli/terminal_text.h"
 #include "engine/gguf/matrix_types.h"
 #include "engine/gguf/reader.h"
+#include "engine/gguf/split.h"
 #include "engine/model/synth.h"
 #include "engine/weights/overlay.h"
 #include "engine/weights/packer.h"
@@ -141,7 +142,9 @@ int RunOverlay(const Args& args) {
   const std::string out = args.Get("out");
   const auto type = engine::FindMatrixType(args.Get("type"));
   if (!type.ok()) return FailUsage(ToStd(type.status().message()));
-  const absl::Status writable = CheckOutput(out, {plain_path, args.Get("overlay")});
+  std::vector<std::string> inputs = engine::GgufPartPaths(plain_path);
+  inputs.push_back(args.Get("overlay"));
+  const absl::Status writable = CheckOutput(out, inputs);
   if (!writable.ok()) return Fail(writable);
   const auto plain = engine::GgufFile::Open(plain_path);
   if (!plain.ok()) return Fail(plain.status());

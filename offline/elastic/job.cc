@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "base/time_left.h"
 #include "engine/gguf/reader.h"
+#include "engine/gguf/split.h"
 #include "engine/weights/levels.h"
 #include "offline/elastic/export.h"
 #include "offline/elastic/importance.h"
@@ -46,8 +47,9 @@ class Job {
 
   absl::Status Run() {
     const bool file_text = options_.text != kOwnText && options_.text != kCorpusText;
-    WITHY_RETURN_IF_ERROR(
-        CheckOutput(options_.out, {options_.model, file_text ? options_.text : std::string()}));
+    std::vector<std::string> files = engine::GgufPartPaths(options_.model);
+    if (file_text) files.push_back(options_.text);
+    WITHY_RETURN_IF_ERROR(CheckOutput(options_.out, files));
     WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(options_.model));
     const torch::Device device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
     WITHY_ASSIGN_OR_RETURN(Network network, Network::FromGguf(file, device));

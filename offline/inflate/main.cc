@@ -10,6 +10,7 @@
 #include "base/progress_line.h"
 #include "base/status.h"
 #include "engine/gguf/reader.h"
+#include "engine/gguf/split.h"
 #include "offline/inflate/inflate.h"
 
 ABSL_FLAG(std::string, model, "", "GGUF to grow, plain or elastic");
@@ -29,7 +30,7 @@ absl::Status Run() {
     return absl::InvalidArgumentError("needs --model=FILE.gguf and --out=FILE.gguf");
   }
   WITHY_ASSIGN_OR_RETURN(const TargetShape shape, FindTargetShape(name));
-  WITHY_RETURN_IF_ERROR(CheckOutput(out, {model}));
+  WITHY_RETURN_IF_ERROR(CheckOutput(out, engine::GgufPartPaths(model)));
   WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(model));
   WITHY_ASSIGN_OR_RETURN(const engine::ModelShape source, engine::ReadShape(file));
   const HeadCounts heads = FitHeads(source, shape);
