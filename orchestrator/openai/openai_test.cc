@@ -383,8 +383,8 @@ TEST(OpenAiRequestTest, WhatMayBeCalledIsHeldToItsFormWhereThatIsAskedFor) {
   const v1::OutputFormat json =
       form("", R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "x",
              "schema": {"type": "string"}}})");
-  EXPECT_FALSE(json.tool_calls().free_text());
-  EXPECT_EQ(json.tool_calls().json_schema(), R"({"type":"string"})");
+  EXPECT_FALSE(either.tool_calls().free_text());
+  EXPECT_EQ(either.tool_calls().json_schema(), R"({"type":"string"})");
   EXPECT_EQ(form("", R"(, "tool_choice": "none", "response_format": {"type": "json_object"})")
                 .form_case(),
             v1::OutputFormat::kJsonObject);
