@@ -12,13 +12,15 @@
 
 namespace withy::grammar {
 
-// XGrammar's grammar of a schema, corrected where it allows what is no JSON. `schema`: as
-// PrepareSchema returns it. Errors: INTERNAL for another version of XGrammar, as below.
+// XGrammar's grammar of a schema, corrected where it allows what is no JSON, but for its strings of
+// bounded length, which counted_strings.h corrects. `schema`: as PrepareSchema returns it. Errors:
+// INTERNAL for another version of XGrammar, as below.
 absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema);
 
 std::string GrammarOfRegex(const std::string& regex);
 
-// Calls of `tools` in `form`: one, or up to kMaxCallsOfMessage where the form has several.
+// Calls of `tools` in `form`, whose strings are as above: one, or up to kMaxCallsOfMessage where
+// the form has several.
 absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tools,
                                            const engine::CallText& form, bool one_call);
 
