@@ -150,22 +150,29 @@ absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format,
 struct Compiler::Matcher {
   explicit Matcher(const Vocabulary& vocabulary)
       : longest_token(LongestToken(vocabulary.bytes)),
-        compiler(xgrammar::TokenizerInfo(vocabulary.bytes, xgrammar::VocabType::RAW,
-                                         vocabulary.size(), vocabulary.ends),
-                 /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes) {}
+        tokens(vocabulary.bytes, xgrammar::VocabType::RAW, vocabulary.size(), vocabulary.ends),
+        keeping(tokens, /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes),
+        plain(tokens, /*max_threads=*/1, /*cache_enabled=*/false) {}
 
-  // `json`: the grammar's strings are those of JSON.
+  // `json`: the grammar's strings are those of JSON. Throws what XGrammar throws.
   xgrammar::CompiledGrammar Compile(const std::string& grammar, bool json) {
     xgrammar::known_tokens = json ? &string_tokens : nullptr;
     const absl::Cleanup done = [] { xgrammar::known_tokens = nullptr; };
-    // As text: XGrammar would write a grammar that it has read, and read that.
-    return compiler.CompileGrammar(json ? WithCountedStrings(longest_token, grammar) : grammar,
-                                   "root");
+    const std::string text = json ? WithCountedStrings(longest_token, grammar) : grammar;
+    try {
+      // As text: XGrammar would write a grammar that it has read, and read that.
+      return keeping.CompileGrammar(text, "root");
+    } catch (const std::exception&) {
+      // It cannot keep rules of repetitions within regular expressions, either.
+      return plain.CompileGrammar(text, "root");
+    }
   }
 
   const int32_t longest_token;
   StringTokens string_tokens;
-  xgrammar::GrammarCompiler compiler;
+  const xgrammar::TokenizerInfo tokens;
+  xgrammar::GrammarCompiler keeping;  // masks of rules
+  xgrammar::GrammarCompiler plain;
 };
 
 Compiler::Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size, engine::CallText calls)

@@ -267,6 +267,16 @@ TEST_F(CompilerTest, RegularExpressionsMatchTheWholeAnswer) {
   EXPECT_TRUE(Allows(Kind::kRegex, "\\d{4}-\\d{2}", "2026-11"));
 }
 
+TEST_F(CompilerTest, PatternsMayRepeatOften) {
+  for (const char* pattern : {"^x{0,300}y$", "^(ab?){200,}y$", "^[^x]{1,500}y$"}) {
+    const std::string schema = TestJson({{"type", "string"}, {"pattern", pattern}}).dump();
+    for (int i = 0; i < 2; ++i) EXPECT_NE(Begin(Kind::kJsonSchema, schema), nullptr) << schema;
+  }
+  const std::string schema = R"({"type": "string", "pattern": "^x{2,300}y$"})";
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, schema, '"' + std::string(300, 'x') + "y\""));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, schema, '"' + std::string(301, 'x') + "y\""));
+}
+
 TEST_F(CompilerTest, GrammarsAreFollowed) {
   const std::string sums = "root ::= term (\" + \" term)*\nterm ::= [0-9]+ | \"(\" root \")\"\n";
   EXPECT_TRUE(Allows(Kind::kEbnf, sums, "1 + (22 + 3) + 4"));
