@@ -277,6 +277,18 @@ TEST_F(CompilerTest, PatternsMayRepeatOften) {
   EXPECT_FALSE(Allows(Kind::kJsonSchema, schema, '"' + std::string(301, 'x') + "y\""));
 }
 
+TEST_F(CompilerTest, PatternsRepeatGroupsAsTheyAre) {
+  const auto matches = [&](const std::string& pattern, const std::string& text) {
+    const std::string schema = TestJson({{"type", "string"}, {"pattern", pattern}}).dump();
+    return Allows(Kind::kJsonSchema, schema, '"' + text + '"');
+  };
+  EXPECT_TRUE(matches("^(yes|no)( [a-z]+)?$", "no way"));
+  EXPECT_FALSE(matches("^(yes|no)( [a-z]+)?$", "noway"));
+  EXPECT_FALSE(matches("^a(x+b)?c$", "axxc"));
+  EXPECT_TRUE(matches("^((aa+)|b){2,}$", "bbaa"));
+  EXPECT_FALSE(matches("^((aa+)|b){2,}$", "bba"));
+}
+
 TEST_F(CompilerTest, GrammarsAreFollowed) {
   const std::string sums = "root ::= term (\" + \" term)*\nterm ::= [0-9]+ | \"(\" root \")\"\n";
   EXPECT_TRUE(Allows(Kind::kEbnf, sums, "1 + (22 + 3) + 4"));
