@@ -25,10 +25,10 @@ namespace withy::grammar {
 
 inline constexpr int32_t kUnrolledCharacters = 256;
 inline constexpr int32_t kBlockCharacters = 128;
-// Of all strings of a grammar; what does not fit stays as it is. Any one string fits. Two rules, for
-// a character and for what follows a backslash, take 3.5 ms of a server's processor and 20 KB for
-// 128,000 tokens, so that these take 3.5 s and 20 MB at most; a string of up to 64 characters takes
-// 0.23 s and 1.3 MB. XGrammar's compiler keeps them for the next grammars.
+// Of all strings of a grammar; what does not fit stays as it is. Any one string fits. Two rules,
+// for a character and for what follows a backslash, take 3.5 ms of a server's processor and 20 KB
+// for 128,000 tokens, so that these take 3.5 s and 20 MB at most; a string of up to 64 characters
+// takes 0.23 s and 1.3 MB. XGrammar's compiler keeps them for the next grammars.
 inline constexpr size_t kMostCountedRules = 2000;
 
 // `grammar`: XGrammar's of a schema. The characters of its strings of bounded length become those

@@ -21,6 +21,6 @@ class KnownTokens {
 };
 
 // Of what this thread compiles; null: nothing is known.
-inline thread_local const KnownTokens* known_tokens = nullptr;
+inline constinit thread_local const KnownTokens* known_tokens = nullptr;
 
 }  // namespace xgrammar
