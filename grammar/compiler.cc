@@ -9,14 +9,17 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/contract_limits.h"
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/chat/tool_calls.h"
 #include "grammar/callable_tools.h"
+#include "grammar/counted_strings.h"
 #include "grammar/format_check.h"
 #include "grammar/grammar_text.h"
+#include "grammar/known_tokens.h"
 #include "grammar/library_log.h"
 #include "grammar/schema_check.h"
 #include "grammar/vocabulary.h"
@@ -27,6 +30,10 @@ namespace {
 using Kind = engine::OutputFormat::Kind;
 
 constexpr size_t kMaxCompiledBytes = 512 << 10;  // of a grammar, repetitions not written out
+// What XGrammar keeps of grammars for others: a third are masks of rules, which is more than the
+// rules of strings take (counted_strings.h), the others are grammars, most of them kept here, too.
+constexpr int64_t kCacheBytes = 48 << 20;
+
 class State final : public engine::GrammarState {
  public:
   State(const xgrammar::CompiledGrammar& grammar, int32_t vocab_size)
@@ -106,6 +113,17 @@ absl::Status Refused(Kind kind, std::string_view said) {
       absl::StrCat(ToAbsl(FieldOf(kind)), " cannot be used: ", ToAbsl(said.substr(0, 500))));
 }
 
+// In characters, counted as in UTF-8.
+int32_t LongestToken(const std::vector<std::string>& tokens) {
+  int64_t longest = 0;
+  for (const std::string& token : tokens) {
+    longest = std::max<int64_t>(longest, std::count_if(token.begin(), token.end(), [](char c) {
+                                  return (static_cast<uint8_t>(c) & 0xc0) != 0x80;
+                                }));
+  }
+  return static_cast<int32_t>(longest);
+}
+
 absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format,
                                       const engine::CallText& calls) {
   switch (format.kind) {
@@ -139,11 +157,30 @@ absl::StatusOr<std::string> GrammarOf(const engine::OutputFormat& format,
 
 struct Compiler::Matcher {
   explicit Matcher(const Vocabulary& vocabulary)
-      : compiler(xgrammar::TokenizerInfo(vocabulary.bytes, xgrammar::VocabType::RAW,
-                                         vocabulary.size(), vocabulary.ends),
-                 /*max_threads=*/1, /*cache_enabled=*/false) {}
+      : longest_token(LongestToken(vocabulary.bytes)),
+        tokens(vocabulary.bytes, xgrammar::VocabType::RAW, vocabulary.size(), vocabulary.ends),
+        keeping(tokens, /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes),
+        plain(tokens, /*max_threads=*/1, /*cache_enabled=*/false) {}
 
-  xgrammar::GrammarCompiler compiler;
+  // `json`: the grammar's strings are those of JSON. Throws what XGrammar throws.
+  xgrammar::CompiledGrammar Compile(const std::string& grammar, bool json) {
+    xgrammar::known_tokens = json ? &string_tokens : nullptr;
+    const absl::Cleanup done = [] { xgrammar::known_tokens = nullptr; };
+    const std::string text = json ? WithCountedStrings(longest_token, grammar) : grammar;
+    try {
+      // As text: XGrammar would write a grammar that it has read, and read that.
+      return keeping.CompileGrammar(text, "root");
+    } catch (const std::exception&) {
+      // It cannot keep rules of repetitions within regular expressions, either.
+      return plain.CompileGrammar(text, "root");
+    }
+  }
+
+  const int32_t longest_token;
+  StringTokens string_tokens;
+  const xgrammar::TokenizerInfo tokens;
+  xgrammar::GrammarCompiler keeping;  // masks of rules
+  xgrammar::GrammarCompiler plain;
 };
 
 Compiler::Compiler(const engine::Tokenizer& tokenizer, int32_t vocab_size, engine::CallText calls)
@@ -184,7 +221,7 @@ absl::StatusOr<std::shared_ptr<const engine::OutputGrammar>> Compiler::Compile(
     // What XGrammar warns of, it does not enforce.
     if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
     const xgrammar::CompiledGrammar compiled =
-        matcher.compiler.CompileGrammar(xgrammar::Grammar::FromEBNF(grammar));
+        matcher.Compile(grammar, format.kind != Kind::kRegex && format.kind != Kind::kEbnf);
     if (!warnings.text().empty()) return Refused(format.kind, warnings.text());
     kept_.push_front({.format = format,
                       .grammar = std::make_shared<CompiledFormat>(compiled, vocab_size_),

@@ -65,6 +65,7 @@ class CompilerTest : public ::testing::Test {
     }
     return tokens;
   }
+  void ExpectExactMask(engine::GrammarState& state, const std::string& text) const;
   std::optional<std::string> Walk(engine::GrammarState& state, std::mt19937& random);
 
   std::unique_ptr<engine::Tokenizer> tokenizer_;
@@ -135,6 +136,74 @@ TEST_F(CompilerTest, RandomAnswersAreValidUnderRandomSchemas) {
   EXPECT_GT(ended, walks / 2);
 }
 
+// Masks are made from what was computed when the grammar was compiled; Accept computes on demand.
+void CompilerTest::ExpectExactMask(engine::GrammarState& state, const std::string& text) const {
+  const std::vector<uint32_t> mask = MaskOf(state);
+  for (int32_t id = 0; id < vocab_size_; ++id) {
+    const bool accepted = state.Accept(id);
+    if (accepted) state.RollBack(1);
+    ASSERT_EQ(MaskHas(mask, id), accepted)
+        << "token " << id << " (" << tokenizer_->TokenBytes(id) << ") behind " << text;
+  }
+}
+
+TEST_F(CompilerTest, MasksMadeBeforehandAreThoseMadeOnDemand) {
+  const int seed = ::testing::UnitTest::GetInstance()->random_seed();
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  SCOPED_TRACE(seed);
+  // {least, most} characters; -1: no limit. Some have blocks.
+  constexpr std::pair<int, int> kBounds[] = {{0, 0},   {0, 1},   {1, 1},    {0, 5},    {3, 3},
+                                             {2, -1},  {1, 9},   {7, 40},   {0, 256},  {0, 257},
+                                             {3, 300}, {0, 700}, {300, -1}, {500, 600}};
+  for (const auto& [least, most] : kBounds) {
+    TestJson text = {{"type", "string"}, {"minLength", least}};
+    if (most >= 0) text["maxLength"] = most;
+    const TestJson schema = {{"type", "object"},
+                             {"properties", {{"a", text}, {"b", RandomSchema(random, 1)}}},
+                             {"required", {"a"}}};
+    SCOPED_TRACE(schema.dump());
+    const auto state = Begin(Kind::kJsonSchema, schema.dump());
+    ASSERT_NE(state, nullptr);
+    std::string answer;
+    for (int step = 0; step < 300 && !state->MayEnd(); ++step) {
+      if (step < 4 || random() % 16 == 0) ExpectExactMask(*state, answer);
+      if (HasFatalFailure()) return;
+      const std::vector<int32_t> allowed = Allowed(*state);
+      ASSERT_FALSE(allowed.empty()) << answer;
+      // Mostly long tokens, so that strings come to their ends.
+      int32_t token = allowed[random() % allowed.size()];
+      for (int i = 0; i < 6; ++i) {
+        const int32_t other = allowed[random() % allowed.size()];
+        if (tokenizer_->TokenBytes(other).size() > tokenizer_->TokenBytes(token).size()) {
+          token = other;
+        }
+      }
+      ASSERT_TRUE(state->Accept(token));
+      answer += tokenizer_->TokenBytes(token);
+    }
+  }
+}
+
+TEST_F(CompilerTest, StringsOfBoundedLengthHaveNoMoreAndNoLess) {
+  constexpr std::pair<size_t, size_t> kBounds[] = {{0, 1},   {1, 1},     {2, 5},   {100, 400},
+                                                   {0, 257}, {255, 256}, {0, 900}, {900, 1000}};
+  for (const auto& [least, most] : kBounds) {
+    const TestJson schema = {{"type", "string"}, {"minLength", least}, {"maxLength", most}};
+    SCOPED_TRACE(schema.dump());
+    const auto allows = [&](const std::string& text) {
+      return Allows(Kind::kJsonSchema, schema.dump(), '"' + text + '"');
+    };
+    EXPECT_TRUE(allows(std::string(least, 'x')));
+    EXPECT_TRUE(allows(std::string(most, 'x')));
+    EXPECT_FALSE(allows(std::string(most + 1, 'x')));
+    EXPECT_EQ(allows(std::string(least - std::min<size_t>(least, 1), 'x')), least == 0);
+    std::string escaped;
+    for (size_t i = 0; i < most; ++i) escaped += i % 2 == 0 ? R"(\n)" : R"(\u00e4)";
+    EXPECT_TRUE(allows(escaped));
+    EXPECT_FALSE(allows(escaped + "y"));
+  }
+}
+
 TEST_F(CompilerTest, ObjectsAreAnyObjects) {
   EXPECT_TRUE(Allows(Kind::kJsonObject, "", "{}"));
   EXPECT_TRUE(Allows(Kind::kJsonObject, "", R"({"a": [1, {"b": null}], "c": "x\n\ud83d\ude00"})"));
@@ -196,6 +265,28 @@ TEST_F(CompilerTest, RegularExpressionsMatchTheWholeAnswer) {
   EXPECT_FALSE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "no!"));
   EXPECT_FALSE(Allows(Kind::kRegex, "(yes|no)( [a-z]+)?", "well, no"));
   EXPECT_TRUE(Allows(Kind::kRegex, "\\d{4}-\\d{2}", "2026-11"));
+}
+
+TEST_F(CompilerTest, PatternsMayRepeatOften) {
+  for (const char* pattern : {"^x{0,300}y$", "^(ab?){200,}y$", "^[^x]{1,500}y$"}) {
+    const std::string schema = TestJson({{"type", "string"}, {"pattern", pattern}}).dump();
+    for (int i = 0; i < 2; ++i) EXPECT_NE(Begin(Kind::kJsonSchema, schema), nullptr) << schema;
+  }
+  const std::string schema = R"({"type": "string", "pattern": "^x{2,300}y$"})";
+  EXPECT_TRUE(Allows(Kind::kJsonSchema, schema, '"' + std::string(300, 'x') + "y\""));
+  EXPECT_FALSE(Allows(Kind::kJsonSchema, schema, '"' + std::string(301, 'x') + "y\""));
+}
+
+TEST_F(CompilerTest, PatternsRepeatGroupsAsTheyAre) {
+  const auto matches = [&](const std::string& pattern, const std::string& text) {
+    const std::string schema = TestJson({{"type", "string"}, {"pattern", pattern}}).dump();
+    return Allows(Kind::kJsonSchema, schema, '"' + text + '"');
+  };
+  EXPECT_TRUE(matches("^(yes|no)( [a-z]+)?$", "no way"));
+  EXPECT_FALSE(matches("^(yes|no)( [a-z]+)?$", "noway"));
+  EXPECT_FALSE(matches("^a(x+b)?c$", "axxc"));
+  EXPECT_TRUE(matches("^((aa+)|b){2,}$", "bbaa"));
+  EXPECT_FALSE(matches("^((aa+)|b){2,}$", "bba"));
 }
 
 TEST_F(CompilerTest, GrammarsAreFollowed) {

@@ -12,23 +12,16 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "engine/chat/tool_calls.h"
+#include "grammar/counted_strings.h"
 
 namespace withy::grammar {
 namespace {
 
-// What follows a backslash in a JSON string, with pairs of surrogates only: many parsers refuse a
-// single one.
-constexpr char kEscapeRule[] =
-    R"(basic_escape ::= (["\\/bfnrt]) | ("u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}) | )"
-    R"(("u" [Dd] [0-7] [0-9A-Fa-f]{2}) | )"
-    R"(("u" [Dd] [89ABab] [0-9A-Fa-f]{2} "\\u" [Dd] [C-Fc-f] [0-9A-Fa-f]{2}))";
 // Exponents of numbers that a double has.
 constexpr char kExponentRule[] =
     R"(basic_number_5 ::= ("" | ([eE] basic_number_4 basic_number_digits{1, 2})))";
-// Characters of strings as XGrammar writes them, and as they are in JSON. Those of strings of
-// bounded length have control characters and no escapes, all have halves of surrogate pairs.
-constexpr char kBoundedCharacters[] = R"([^\"\\\r\n])";
-constexpr char kJsonBoundedCharacters[] = R"(([^\0-\x1f\"\\\ud800-\udfff] | ("\\" basic_escape)))";
+// Characters of strings as XGrammar writes them, and as they are in JSON: all have halves of
+// surrogate pairs.
 constexpr char kCharacters[] = R"([^\0-\x1f\"\\\r\n)";
 constexpr char kJsonCharacters[] = R"([^\0-\x1f\"\\\ud800-\udfff)";
 
@@ -111,10 +104,10 @@ absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema) {
                                                           /*separators=*/std::nullopt,
                                                           /*strict_mode=*/false)
                             .ToString();
-  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_escape", kEscapeRule, &grammar));
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_escape", EscapeRules("basic_escape"), &grammar));
+  WITHY_RETURN_IF_ERROR(ReplaceRule("basic_string_sub", StringRules("basic_string_sub"), &grammar));
   WITHY_RETURN_IF_ERROR(ReplaceRule("basic_number_5", kExponentRule, &grammar));
-  return WithLongEscapes(absl::StrReplaceAll(
-      grammar, {{kBoundedCharacters, kJsonBoundedCharacters}, {kCharacters, kJsonCharacters}}));
+  return WithLongEscapes(absl::StrReplaceAll(grammar, {{kCharacters, kJsonCharacters}}));
 }
 
 std::string GrammarOfRegex(const std::string& regex) {

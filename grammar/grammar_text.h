@@ -13,8 +13,9 @@
 
 namespace withy::grammar {
 
-// XGrammar's grammar of a schema, corrected where it allows what is no JSON. `schema`: as
-// PrepareSchema returns it. Errors: INTERNAL for another version of XGrammar, as below.
+// XGrammar's grammar of a schema, corrected where it allows what is no JSON, but for its strings of
+// bounded length, which counted_strings.h corrects. `schema`: as PrepareSchema returns it. Errors:
+// INTERNAL for another version of XGrammar, as below.
 absl::StatusOr<std::string> GrammarOfSchema(const std::string& schema);
 
 std::string GrammarOfRegex(const std::string& regex);
@@ -23,7 +24,7 @@ struct CallCount {
   bool one_call = false;   // false: up to kMaxCallsOfMessage, where the form has several
   bool free_text = false;  // text may come before the calls, or in their place
 };
-// Calls of `tools` in `form`. `count.free_text` needs OpeningOf(form).
+// Calls of `tools` in `form`, whose strings are as above. `count.free_text` needs OpeningOf(form).
 absl::StatusOr<std::string> GrammarOfCalls(const std::vector<CallableTool>& tools,
                                            const engine::CallText& form, const CallCount& count);
 

@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "base/strings.h"
 #include "grammar/format_check.h"
+#include "grammar/pattern_text.h"
 
 namespace withy::grammar {
 namespace {
@@ -371,7 +372,12 @@ absl::Status SchemaReader::CheckString(Json& schema, const std::string& at) cons
   }
   if (schema.contains("pattern")) {
     if (!schema.at("pattern").is_string()) return Wrong(at, "\"pattern\" must be a string");
-    return CheckPattern(schema.at("pattern").get_ref<const std::string&>(), at);
+    const std::string pattern = schema.at("pattern").get<std::string>();
+    WITHY_RETURN_IF_ERROR(CheckPattern(pattern, at));
+    const std::optional<std::string> exact = WithExactRepetitions(pattern);
+    if (!exact) return Wrong(at, "\"pattern\" repeats groups within groups too often");
+    schema["pattern"] = *exact;
+    return absl::OkStatus();
   }
   if (!schema.contains("format")) return absl::OkStatus();
   if (schema.at("format") == "email") {
