@@ -380,7 +380,7 @@ TEST(OpenAiRequestTest, WhatMayBeCalledIsHeldToItsFormWhereThatIsAskedFor) {
   EXPECT_TRUE(form(R"(, "strict": true)", R"(, "tool_choice": "required")").has_tool_calls());
   EXPECT_EQ(form(R"(, "strict": true)", R"(, "withy": {"regex": "a"})").regex(), "a");
   // Either calls, or JSON.
-  const v1::OutputFormat json =
+  const v1::OutputFormat either =
       form("", R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "x",
              "schema": {"type": "string"}}})");
   EXPECT_FALSE(either.tool_calls().free_text());
