@@ -277,8 +277,8 @@ class Model {
 
   // The packed file that the weights come from; empty: none. Any thread.
   virtual std::string packed_path() const { return {}; }
-  // Whether all weights were copied into memory and checked there, and the model does not rest: what
-  // becomes of the file does not change an answer. Any thread.
+  // Whether all weights were copied into memory and checked there, and the model does not rest:
+  // what becomes of the file does not change an answer. Any thread.
   virtual bool weights_in_memory() const { return true; }
 
   // The GGUF's metadata without its tensors; source of the tokenizer and the chat template.
