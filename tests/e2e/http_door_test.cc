@@ -377,6 +377,40 @@ TEST_F(AgentLoopTest, WhatMustBeCalledIsCalledAsItsSchemaSays) {
   EXPECT_THAT(Curl("/v1/chat/completions", body), HasSubstr("\"param\":\"tool_choice"));
 }
 
+// What the model would call by itself is held to the schema of a strict tool, and text stays text.
+TEST_F(AgentLoopTest, WhatMayBeCalledIsCalledAsItsSchemaSays) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  if (!WITHY_XGRAMMAR) GTEST_SKIP() << "this build has no XGrammar";
+  const json look = {{"name", "look"},
+                     {"strict", true},
+                     {"parameters",
+                      {{"type", "object"},
+                       {"properties", {{"what", {{"enum", {"a bird"}}}}}},
+                       {"required", {"what"}},
+                       {"additionalProperties", false}}}};
+  json body = {{"messages", {{{"role", "user"}, {"content", "What is it?"}}}},
+               {"tools", json::array({{{"type", "function"}, {"function", look}}})},
+               {"parallel_tool_calls", false},
+               {"max_tokens", 200},
+               {"temperature", 0}};
+  const json answer = json::parse(Curl("/v1/chat/completions", body), nullptr, false);
+  ASSERT_TRUE(answer.contains("choices")) << answer;
+  const json& message = answer["choices"][0]["message"];
+  ASSERT_TRUE(message["tool_calls"].is_array()) << answer;
+  ASSERT_EQ(message["tool_calls"].size(), 1u) << answer;
+  const json& function = message["tool_calls"][0]["function"];
+  EXPECT_EQ(function["name"], "look");
+  EXPECT_EQ(json::parse(function["arguments"].get<std::string>()), json({{"what", "a bird"}}));
+  body["messages"].push_back(message);
+  body["messages"].push_back({{"role", "tool"},
+                              {"tool_call_id", message["tool_calls"][0]["id"]},
+                              {"content", "It purrs."}});
+  const json told = json::parse(Curl("/v1/chat/completions", body), nullptr, false);
+  ASSERT_TRUE(told.contains("choices")) << told;
+  EXPECT_EQ(told["choices"][0]["message"]["content"], kCalledText);
+  EXPECT_EQ(told["choices"][0]["finish_reason"], "stop");
+}
+
 TEST_F(AgentLoopTest, ARetryIsToldTheSameCalls) {
   if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
   const json messages = {{{"role", "user"}, {"content", "What is it?"}}};
