@@ -1,5 +1,6 @@
 #include "bench/speculation/memory_leases.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,7 +84,8 @@ absl::StatusOr<std::shared_ptr<serving::Lease>> MemoryLeases::Open(
   auto lease = std::make_shared<Held>(*this, events);
   serving::OpenedLease opened{.segments = {},
                               .resident = {},
-                              .claimed = lease->SlotsOf(0, open.claim_chunks),
+                              // All that there are: no step's tree waits for a claim.
+                              .claimed = lease->SlotsOf(0, std::max(open.claim_chunks, chunks_)),
                               .arena = arena_};
   if (!events_.Post([events, lease, opened = std::move(opened)]() mutable {
         events->OnOpened(lease, std::move(opened));
