@@ -502,6 +502,9 @@ absl::Status ReadHeaders(const HeaderOf& header, v1::GenerateRequest* request) {
   const auto number = [&](const char* name, double highest, auto set) {
     return HeaderNumber(header, name, 0, highest, [&](double value) { (slo.*set)(value); });
   };
+  // llm-d's names; a client's own header comes behind, and wins.
+  WITHY_RETURN_IF_ERROR(number("x-llm-d-slo-ttft-ms", kNoLimit, &v1::Slo::set_ttft_ms));
+  WITHY_RETURN_IF_ERROR(number("x-llm-d-slo-tpot-ms", kNoLimit, &v1::Slo::set_tpot_ms));
   WITHY_RETURN_IF_ERROR(number("x-slo-ttft-ms", kNoLimit, &v1::Slo::set_ttft_ms));
   WITHY_RETURN_IF_ERROR(number("x-slo-tpot-ms", kNoLimit, &v1::Slo::set_tpot_ms));
   WITHY_RETURN_IF_ERROR(number("x-slo-end-to-end-ms", kNoLimit, &v1::Slo::set_end_to_end_ms));
