@@ -43,14 +43,14 @@ double Deviation::Histogram::ShareUpTo(double off) const {
 }
 
 double Deviation::Histogram::ShareNear(double off) const {
-  constexpr double kNever = 0.002;
+  constexpr double kHardlyEver = 0.002;
   const double place = std::clamp((off - kLowest) / kWidth, 0.0, shares.size() - 1.0);
   const auto at = static_cast<size_t>(place);
   const size_t first = at > 0 ? at - 1 : 0;
   const size_t end = std::min(at + 2, shares.size());
   double share = 0;
   for (size_t i = first; i < end; ++i) share += shares[i];
-  return kNever + share / static_cast<double>(end - first);
+  return kHardlyEver + share / static_cast<double>(end - first);
 }
 
 void Deviation::Observe(double off, double weight) {
