@@ -54,8 +54,8 @@ class RopeReader {
   // Two sets of frequencies, of which the window chooses one. llama.cpp's converter writes the
   // tensors of phi3 without a type.
   absl::Status ReadLongRope() {
-    const bool has_factors = file_.FindTensor(kShortFactors) != nullptr ||
-                             file_.FindTensor(kLongFactors) != nullptr;
+    const bool has_factors =
+        file_.FindTensor(kShortFactors) != nullptr || file_.FindTensor(kLongFactors) != nullptr;
     const bool packed = file_.tensors().empty();  // has the frequencies elsewhere
     if (!has_factors && !packed) return RefuseLongRopeWithoutFactors();
     WITHY_ASSIGN_OR_RETURN(const int64_t original, OriginalContext());
