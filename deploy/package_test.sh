@@ -11,6 +11,11 @@ fail=0
 expect() { # what, file with it, pattern
   grep -Eq -- "$3" "$2" || { echo "$1: no '$3' in"; cat "$2"; fail=1; }
 }
+if command -v lintian >/dev/null; then
+  lintian --allow-root --fail-on error "$service" "$models" >"$out/lintian" 2>&1 || { cat "$out/lintian"; exit 1; }
+else
+  echo "lintian is missing: not run"
+fi
 dpkg-deb -f "$service" >"$out/control"
 for library in 'libgrpc\+\+1' 'librocksdb' 'libprotobuf' 'libc6' systemd; do expect control "$out/control" "^Depends:.*$library"; done
 expect control "$out/control" '^Recommends: withy-models-pocket'
