@@ -38,13 +38,19 @@ class CompilerTest : public ::testing::Test {
   }
 
   std::unique_ptr<engine::GrammarState> Begin(Kind kind, const std::string& text = "") {
-    const auto grammar = compiler_->Compile({.kind = kind, .text = text});
-    EXPECT_TRUE(grammar.ok()) << text << ": " << grammar.status();
+    return Begin(OutputFormat{.kind = kind, .text = text});
+  }
+  std::unique_ptr<engine::GrammarState> Begin(const OutputFormat& format) {
+    const auto grammar = compiler_->Compile(format);
+    EXPECT_TRUE(grammar.ok()) << format.text << ": " << grammar.status();
     return grammar.ok() ? (*grammar)->Begin() : nullptr;
   }
   // Whether `text`, and nothing more, is an answer.
   bool Allows(Kind kind, const std::string& form, const std::string& text) {
-    const auto state = Begin(kind, form);
+    return Allows(OutputFormat{.kind = kind, .text = form}, text);
+  }
+  bool Allows(const OutputFormat& format, const std::string& text) {
+    const auto state = Begin(format);
     for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
       if (!MaskHas(MaskOf(*state), token)) return false;
       EXPECT_TRUE(state->Accept(token));
@@ -388,19 +394,12 @@ TEST_F(CompilerTest, ACallMayBeTheOnlyOneAndOfOneTool) {
   EXPECT_TRUE(Allows(Kind::kToolCalls, kTools, "\n\n" + one));  // behind a thought
   EXPECT_TRUE(Allows(Kind::kToolCalls, kTools, one + "\n" + one));
   EXPECT_FALSE(Allows(Kind::kToolCalls, kTools, "Well: " + one));
-  const auto allows = [&](const OutputFormat& format, const std::string& text) {
-    const auto state = compiler_->Compile(format).value()->Begin();
-    for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
-      if (!state->Accept(token)) return false;
-    }
-    return state->MayEnd();
-  };
   OutputFormat format{.kind = Kind::kToolCalls, .text = kTools, .one_call = true};
-  EXPECT_TRUE(allows(format, one));
-  EXPECT_FALSE(allows(format, one + "\n" + one));
+  EXPECT_TRUE(Allows(format, one));
+  EXPECT_FALSE(Allows(format, one + "\n" + one));
   format.tool = "wait.now";
-  EXPECT_FALSE(allows(format, one));
-  EXPECT_TRUE(allows(format, begin + "wait.now\", \"arguments\": {\"s\": 1}}\n</tool_call>"));
+  EXPECT_FALSE(Allows(format, one));
+  EXPECT_TRUE(Allows(format, begin + "wait.now\", \"arguments\": {\"s\": 1}}\n</tool_call>"));
   format.tool = "other";
   EXPECT_THAT(CheckFormat(format).ToString(), HasSubstr("output_format.tool_calls.tool"));
 }
@@ -409,34 +408,27 @@ TEST_F(CompilerTest, ACallMayBeTheOnlyOneAndOfOneTool) {
 TEST_F(CompilerTest, TextMayComeBeforeCallsOrInTheirPlace) {
   compiler_.emplace(*tokenizer_, vocab_size_, TaggedCalls());
   const std::string one = TaggedCalls().begin + kFindA;
-  const auto allows = [&](const OutputFormat& format, const std::string& text) {
-    const auto state = compiler_->Compile(format).value()->Begin();
-    for (const int32_t token : tokenizer_->Encode(text, {.continues = true})) {
-      if (!state->Accept(token)) return false;
-    }
-    return state->MayEnd();
-  };
   OutputFormat format{.kind = Kind::kToolCalls, .text = kTools, .free_text = true};
   for (const std::string& text :
        {std::string("Nothing to look for."), one, "Well: " + one, one + "\n" + one,
         "<think>A <tool_call> would do.</think>\n" + one, std::string("<think>No.</think>No.")}) {
-    EXPECT_TRUE(allows(format, text)) << text;
+    EXPECT_TRUE(Allows(format, text)) << text;
   }
   for (const std::string& text :
        {std::string("<tool_call>"), "<tool_call> " + one, one + " Done.",
         TaggedCalls().begin + R"(find", "arguments": {"what": "c", "most": 3}}
 </tool_call>)",
         std::string("<think>.</think><tool_call>x"), std::string("<function=find>")}) {
-    EXPECT_FALSE(allows(format, text)) << text;
+    EXPECT_FALSE(Allows(format, text)) << text;
   }
   format.one_call = true;
-  EXPECT_TRUE(allows(format, "Well: " + one));
-  EXPECT_FALSE(allows(format, one + "\n" + one));
+  EXPECT_TRUE(Allows(format, "Well: " + one));
+  EXPECT_FALSE(Allows(format, one + "\n" + one));
   format.free_text = false;
   format.schema = R"({"type": "integer"})";
-  EXPECT_TRUE(allows(format, one));
-  EXPECT_TRUE(allows(format, "17"));
-  EXPECT_FALSE(allows(format, "Well"));
+  EXPECT_TRUE(Allows(format, one));
+  EXPECT_TRUE(Allows(format, "17"));
+  EXPECT_FALSE(Allows(format, "Well"));
   format.free_text = true;
   EXPECT_THAT(CheckFormat(format).ToString(), HasSubstr("give one of them"));
   // Calls without a marker cannot be told from text.

@@ -1,6 +1,6 @@
 // Compiled into XGrammar's compiler (CMakeLists.txt): which tokens a rule accepts is known before
 // it tries them byte by byte, which takes most of the time of compiling a grammar.
-// Neighbour: bounded_strings.h.
+// Neighbour: counted_strings.h.
 #pragma once
 
 #include <cstdint>

@@ -592,6 +592,22 @@ grpc::Status OpenCall::Finish() {
   return reader->Finish();
 }
 
+OpenScore::OpenScore(Board& board, const std::string& text) {
+  Authorise(&context);
+  v1::ScoreRequest request;
+  request.set_text(text);
+  reader = board.stub().Score(&context, request);
+  v1::ScoreResponse message;
+  EXPECT_TRUE(reader->Read(&message)) << "it has reached the worker";
+}
+
+grpc::Status OpenScore::Finish() {
+  v1::ScoreResponse message;
+  while (reader->Read(&message)) {
+  }
+  return reader->Finish();
+}
+
 v1::GenerateRequest Ask(const std::string& text) {
   v1::GenerateRequest request;
   request.mutable_prompt()->set_text(text);

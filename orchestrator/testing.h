@@ -301,6 +301,14 @@ struct OpenCall {
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
 };
 
+// Starts to score `text` ("hold") and waits until the worker has it.
+struct OpenScore {
+  OpenScore(Board& board, const std::string& text);
+  grpc::Status Finish();
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::ScoreResponse>> reader;
+};
+
 v1::GenerateRequest Ask(const std::string& text);
 // With the token and a deadline ten seconds away.
 void Authorise(grpc::ClientContext* context, const std::string& token = "good");

@@ -277,17 +277,10 @@ TEST_F(OtherBudgetedCallsTest, EachIsOneOfTheConcurrentCalls) {
 
 TEST_F(OtherBudgetedCallsTest, ATextThatIsScoredHoldsAPlace) {
   Board board(With(0, 1));
-  grpc::ClientContext context;
-  Authorise(&context);
-  v1::ScoreRequest request;
-  request.set_text("hold");
-  const auto reader = board.stub().Score(&context, request);
-  v1::ScoreResponse message;
-  ASSERT_TRUE(reader->Read(&message)) << "it has reached the worker";
+  OpenScore scored(board, "hold");
   EXPECT_THAT(Count(board).error_message(), HasSubstr("concurrent_calls"));
   board.worker.Release();
-  while (reader->Read(&message)) continue;
-  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(scored.Finish().ok());
   EXPECT_TRUE(Count(board).ok());
 }
 

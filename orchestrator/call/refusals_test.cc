@@ -147,18 +147,11 @@ TEST_F(RefusalsTest, OtherMethodsTellWhatTheyRefuse) {
   EXPECT_FALSE(Plan(board, foreign).ok());
   Told(board, "Plan", "NOT_FOUND");
 
-  grpc::ClientContext context;
-  Authorise(&context);
-  v1::ScoreRequest request;
-  request.set_text("hold");
-  const auto reader = board.stub().Score(&context, request);
-  v1::ScoreResponse message;
-  ASSERT_TRUE(reader->Read(&message)) << "it has reached the worker";
+  OpenScore scored(board, "hold");
   EXPECT_FALSE(Score(board, "hello").ok());
   EXPECT_THAT(Told(board, "Score", "QUEUE_FULL"), HasSubstr("being scored"));
   board.worker.Release();
-  while (reader->Read(&message)) continue;
-  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(scored.Finish().ok());
 }
 
 TEST_F(RefusalsTest, AWorkerThatIsAwayIsNamed) {
