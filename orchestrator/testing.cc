@@ -592,20 +592,26 @@ grpc::Status OpenCall::Finish() {
   return reader->Finish();
 }
 
-OpenScore::OpenScore(Board& board, const std::string& text) {
-  Authorise(&context);
-  v1::ScoreRequest request;
-  request.set_text(text);
+ScoreCall::ScoreCall(Board& board, const v1::ScoreRequest& request, const std::string& token) {
+  Authorise(&context, token);
   reader = board.stub().Score(&context, request);
-  v1::ScoreResponse message;
-  EXPECT_TRUE(reader->Read(&message)) << "it has reached the worker";
 }
 
-grpc::Status OpenScore::Finish() {
+bool ScoreCall::HasBegun() {
   v1::ScoreResponse message;
-  while (reader->Read(&message)) {
-  }
+  return reader->Read(&message);
+}
+
+grpc::Status ScoreCall::Finish() {
+  v1::ScoreResponse message;
+  while (reader->Read(&message)) last = message;
   return reader->Finish();
+}
+
+v1::ScoreRequest TextRequest(const std::string& text) {
+  v1::ScoreRequest request;
+  request.set_text(text);
+  return request;
 }
 
 v1::GenerateRequest Ask(const std::string& text) {

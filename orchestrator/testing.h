@@ -301,13 +301,18 @@ struct OpenCall {
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
 };
 
-// Starts to score `text` ("hold") and waits until the worker has it.
-struct OpenScore {
-  OpenScore(Board& board, const std::string& text);
+// Starts to score a text.
+struct ScoreCall {
+  ScoreCall(Board& board, const v1::ScoreRequest& request, const std::string& token = "good");
+  // Whether the worker has it: waits for its first message.
+  bool HasBegun();
+  // Reads to the end.
   grpc::Status Finish();
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReader<v1::ScoreResponse>> reader;
+  v1::ScoreResponse last;
 };
+v1::ScoreRequest TextRequest(const std::string& text);
 
 v1::GenerateRequest Ask(const std::string& text);
 // With the token and a deadline ten seconds away.

@@ -277,7 +277,8 @@ TEST_F(OtherBudgetedCallsTest, EachIsOneOfTheConcurrentCalls) {
 
 TEST_F(OtherBudgetedCallsTest, ATextThatIsScoredHoldsAPlace) {
   Board board(With(0, 1));
-  OpenScore scored(board, "hold");
+  ScoreCall scored(board, TextRequest("hold"));
+  ASSERT_TRUE(scored.HasBegun());
   EXPECT_THAT(Count(board).error_message(), HasSubstr("concurrent_calls"));
   board.worker.Release();
   EXPECT_TRUE(scored.Finish().ok());

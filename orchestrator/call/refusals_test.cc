@@ -55,14 +55,7 @@ class RefusalsTest : public ::testing::Test {
     EXPECT_EQ(report.refusals(), 0u);
   }
   static grpc::Status Score(Board& board, const std::string& text) {
-    grpc::ClientContext context;
-    Authorise(&context);
-    v1::ScoreRequest request;
-    request.set_text(text);
-    const auto reader = board.stub().Score(&context, request);
-    v1::ScoreResponse message;
-    while (reader->Read(&message)) continue;
-    return reader->Finish();
+    return ScoreCall(board, TextRequest(text)).Finish();
   }
   static grpc::Status Count(Board& board, const v1::CountTokensRequest& request) {
     grpc::ClientContext context;
@@ -147,7 +140,8 @@ TEST_F(RefusalsTest, OtherMethodsTellWhatTheyRefuse) {
   EXPECT_FALSE(Plan(board, foreign).ok());
   Told(board, "Plan", "NOT_FOUND");
 
-  OpenScore scored(board, "hold");
+  ScoreCall scored(board, TextRequest("hold"));
+  ASSERT_TRUE(scored.HasBegun());
   EXPECT_FALSE(Score(board, "hello").ok());
   EXPECT_THAT(Told(board, "Score", "QUEUE_FULL"), HasSubstr("being scored"));
   board.worker.Release();
