@@ -1,6 +1,6 @@
 // Says whether a model's weights have room in memory, and what would have if they do not: a smaller
-// type, a weight budget. Pure. Neighbours: model/open.cc asks before weights take memory,
-// `withyctl models inspect` before a model is served; base/memory_limits.h says what there is.
+// type, a weight budget. Pure. Neighbours: model/open.cc asks before weights take memory;
+// base/memory_limits.h says what there is.
 #pragma once
 
 #include <cstdint>
