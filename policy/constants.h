@@ -63,11 +63,14 @@ inline constexpr double kLossOfNewcomer = 1;
 // What a late answer costs beside not counting as a right one. Right answers. Choice: a broken
 // promise costs what the answer was worth. Test: DecideTest.WhatMayComeLateIsWorthLess.
 inline constexpr double kLossOfLate = 1;
-// Where it is not known how often levels are right: the chance of being in time that a level must
-// have while another has it. Probability. Choice: even odds; the full model keeps a ratio of 1,
-// whose tolerance of 5 % covers most of what predictions are off on a quiet board. Test:
-// DecideTest.OnABoardThatHoldsUpMostCallsASureLevelGoesFirst.
-inline constexpr double kSureEnough = 0.5;
+// Where it is not known how often levels are right: how late the full model may be in the mean, and
+// the most that one call counts; the chance of being in time that a lower level must have, of that
+// of the surest. Shares of the limit; share. Choice: the full model keeps a ratio of 1 on a quiet
+// board, where it misses by a little and a stall is rare, and loses it where calls are late by
+// half. Tests: DecideTest.ABoardThatBecomesBusy*.
+inline constexpr double kAcceptedLateness = 0.05;
+inline constexpr double kMostLateness = 0.5;
+inline constexpr double kSureEnough = 0.95;
 // Expected newcomers from which the explanation names them. Calls. Choice. Test:
 // DecideTest.WhatTakesTheBoardFromOthersIsWorthLess.
 inline constexpr double kNewcomersWorthTelling = 0.1;
@@ -132,6 +135,10 @@ inline constexpr double kRecentDeviationWeight = 0.2;
 inline constexpr double kRecentKept = 0.8;
 inline constexpr double kMostRecentEvidence = 2;
 inline constexpr double kRecentPrior = 0.5;
+// Calls whose largest told slowdown plans the next one, the present one among them. Calls. Choice:
+// beside a neighbour two quick calls in a row are not rare, three are. Tests:
+// DecideTest.ABoardThatBecomesBusy*.
+inline constexpr size_t kSlowCallsKept = 4;
 // Calls of its own that what holds for all apps counts as for one app. Calls. Unrecorded. Test:
 // LatencyLearningTest.AnAppsFirstCallsCountForMoreAndTheOldestAppIsForgotten.
 inline constexpr double kAppPriorCalls = 20;

@@ -310,7 +310,7 @@ class BoardRun final : public DecidingBoard {
                                                       .started_ns = pass.started_ns,
                                                       .ended_ns = now_ns_,
                                                       .preempted = pass.preempted});
-    live_.slowdown = learner_.board().slowdown();
+    live_.TellSlowdown(learner_.board().slowdown());
     for (size_t i = 0; i < pass.sessions.size(); ++i) {
       pass.sessions[i]->pass_rows = 0;
       After(pass.sessions[i], pass.plan.entries[i].rows, share);

@@ -1,6 +1,5 @@
 #include "orchestrator/board/workers.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,10 +12,6 @@ namespace {
 using policy::Lane;
 
 constexpr int64_t kInfoTtlNs = 2 * kNanosPerSecond;
-
-double Bounded(double slowdown) {
-  return std::clamp(slowdown, 1 / policy::kMaxRatio, policy::kMaxRatio);
-}
 
 }  // namespace
 
@@ -44,7 +39,7 @@ absl::StatusOr<WorkerInfo> Workers::Get(Lane lane, absl::Time deadline, bool wai
     if (!known.cost.empty()) known.live = policy::ForNewCost(known.live);
     known.cost = std::move(cost);
   }
-  if (fresh->board_slowdown() > 0) known.live.slowdown = Bounded(fresh->board_slowdown());
+  if (fresh->board_slowdown() > 0) known.live.TellSlowdown(fresh->board_slowdown());
   known.info = fresh;
   known.expires_ns = clock_.SteadyNanos() + kInfoTtlNs;
   return fresh;
@@ -81,7 +76,7 @@ policy::LiveCorrection Workers::Live(Lane lane) const {
 void Workers::TellSlowdown(Lane lane, double slowdown) {
   if (!(slowdown > 0)) return;  // an older worker, or one that has not computed yet
   absl::MutexLock lock(&mutex_);
-  Of(lane).live.slowdown = Bounded(slowdown);
+  Of(lane).live.TellSlowdown(slowdown);
 }
 
 void Workers::Learn(Lane lane, const policy::CostParameters& cost,

@@ -163,6 +163,7 @@ LiveCorrection Learn(const CostParameters& cost, const LiveCorrection& live,
     next.pruned_tokens_ratio =
         Blend(live.pruned_tokens_ratio, seen.counted_tokens, seen.estimated_tokens);
   }
+  if (answered) next.EndCall();
   LearnApp(seen, &next);  // from what all calls before it were like
   LearnReliability(seen, kDeviationWeight, &next.reliability);
   if (seen.complete) {

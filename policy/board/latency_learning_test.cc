@@ -42,6 +42,25 @@ TEST(LatencyLearningTest, TheToldSlowdownAndFinishedCallsTeachDifferentThings) {
   EXPECT_GT(ErrorBesideANeighbour(/*told=*/false, /*learns=*/true), 0.07);
 }
 
+// A board that is fast for a moment is planned by what it was; one that stays fast by what it is.
+TEST(LatencyLearningTest, PlansExpectTheSlowestOfTheLastCalls) {
+  Observation seen;
+  seen.prefilled_tokens = 100;
+  seen.prefill_ms = 100;
+  LiveCorrection live = kNeutral;
+  live.TellSlowdown(2.5);
+  live.TellSlowdown(1.5);
+  live = Learn(kCost, live, seen);
+  live.TellSlowdown(1);
+  EXPECT_EQ(live.slowdown, 1);
+  for (size_t i = 0; i < kSlowCallsKept; ++i) {
+    EXPECT_EQ(live.SlowdownToExpect(), i + 1 < kSlowCallsKept ? 2.5 : 1);
+    live = Learn(kCost, live, seen);
+  }
+  live.TellSlowdown(100);
+  EXPECT_EQ(live.SlowdownToExpect(), kMaxRatio);
+}
+
 // A ratio's base is the idle board, however slow calls are beside others.
 TEST(LatencyLearningTest, OnlyTheFullModelAloneMovesTheIdleBoard) {
   Observation slow;

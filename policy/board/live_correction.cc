@@ -12,6 +12,20 @@ auto FindApp(const std::vector<AppHistory>& apps, std::string_view name) {
 
 }  // namespace
 
+void LiveCorrection::TellSlowdown(double told) {
+  slowdown = std::clamp(told, 1 / kMaxRatio, kMaxRatio);
+  slowest.front() = std::max(slowest.front(), slowdown);
+}
+
+void LiveCorrection::EndCall() {
+  std::shift_right(slowest.begin(), slowest.end(), 1);
+  slowest.front() = 0;
+}
+
+double LiveCorrection::SlowdownToExpect() const {
+  return std::max(slowdown, *std::max_element(slowest.begin(), slowest.end()));
+}
+
 LevelBias LiveCorrection::Bias(uint32_t percent) const {
   const auto found = std::find_if(biases.begin(), biases.end(),
                                   [&](const LevelBias& bias) { return bias.percent == percent; });

@@ -4,6 +4,7 @@
 // moves it, latency_model.h predicts by it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -64,6 +65,17 @@ struct LiveCorrection : MeasuredSpeed {
   // neither what a call takes between its passes nor by how few per cent a calibration is off,
   // which it leaves to calls by telling 1 (latency_learning_test.cc compares the three).
   double slowdown = 1;
+  // The largest that was told during each of the last calls, the present one first; 0 = none.
+  std::array<double, kSlowCallsKept> slowest = {};
+
+  // The worker has told its board's speed. `told` is bounded by kMaxRatio.
+  void TellSlowdown(double told);
+  // A call has ended: what is told from now on is told during the next one.
+  void EndCall();
+  // For plans of calls: the largest of the last calls. Beside a neighbour a board is fast for a
+  // moment, and the call that takes it for free is late; a board that is free costs a few calls
+  // some quality.
+  double SlowdownToExpect() const;
 
   double PrefillMs(const Work& calibrated) const { return prefill.Ms(calibrated * slowdown); }
   double StepMs(const Work& calibrated) const { return step.Ms(calibrated * slowdown); }

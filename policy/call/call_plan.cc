@@ -38,6 +38,7 @@ absl::Status CheckWindow(const CallPlanInput& input, const PromptCount& prompt) 
 }  // namespace
 
 CallPlan::CallPlan(CallPlanInput input) : input_(std::move(input)), live_(input_.live) {
+  live_.slowdown = live_.SlowdownToExpect();
   PromptOption& whole = prompts_.emplace_back();
   whole.count = input_.whole;
   decision_input_.slo = input_.slo;

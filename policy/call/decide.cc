@@ -56,6 +56,12 @@ struct Odds {
            ChanceWithin(reliability.tpot, predicted.tpot_ms, judged.tpot_ms) *
            ChanceWithin(reliability.tpot, predicted.end_to_end_ms, judged.end_to_end_ms);
   }
+  // Of its three limits together, in the mean; share.
+  double Lateness(const Prediction& predicted) const {
+    return LatenessOf(reliability.ttft, predicted.ttft_ms, judged.ttft_ms) +
+           LatenessOf(reliability.tpot, predicted.tpot_ms, judged.tpot_ms) +
+           LatenessOf(reliability.tpot, predicted.end_to_end_ms, judged.end_to_end_ms);
+  }
   double Promise(const Candidate& candidate) const {
     return (tlm ? candidate.probability : candidate.expected) * InTime(candidate.predicted);
   }
@@ -134,8 +140,13 @@ struct Choice {
   std::string explanation;
 };
 
-// Those that are as likely to be in time as an SLO asks; if there are none, those that are
-// likeliest.
+// Whether the most that there is may be asked: it is late by little in the mean.
+bool SureEnough(const Candidate& most, const Odds& odds) {
+  return odds.Lateness(most.predicted) <= kAcceptedLateness;
+}
+
+// Those that are nearly as likely to be in time as the likeliest: a smaller answer is worth it only
+// if it comes in time.
 std::vector<const Candidate*> Surest(const std::vector<Candidate>& candidates, const Odds& odds) {
   double most = 0;
   for (const Candidate& candidate : candidates) {
@@ -143,9 +154,7 @@ std::vector<const Candidate*> Surest(const std::vector<Candidate>& candidates, c
   }
   std::vector<const Candidate*> surest;
   for (const Candidate& candidate : candidates) {
-    if (odds.InTime(candidate.predicted) >= std::min(most, kSureEnough)) {
-      surest.push_back(&candidate);
-    }
+    if (odds.InTime(candidate.predicted) >= kSureEnough * most) surest.push_back(&candidate);
   }
   return surest;
 }
@@ -155,9 +164,9 @@ const Candidate* Best(const std::vector<Candidate>& allowed, const CallTargets& 
                       const Odds& odds) {
   const CallTargets& judged = odds.judged;
   if (const Candidate* promising = MostPromising(allowed, odds)) return promising;
+  const Candidate& most = allowed.back();
+  if (MeetsPrediction(judged, most.predicted) && SureEnough(most, odds)) return &most;
   const std::vector<const Candidate*> surest = Surest(allowed, odds);
-  const Candidate* most = surest.back();
-  if (most == &allowed.back() && MeetsPrediction(judged, most->predicted)) return most;
   const Candidate* exact = BestMeeting(surest, targets);
   return exact != nullptr ? exact : BestMeeting(surest, judged);
 }

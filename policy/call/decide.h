@@ -89,10 +89,10 @@ bool PaysToRead(const CallTargets& judged, const Reliability& reliability,
 //     chance that it is late, minus kLossOfNewcomer times the calls that are expected while it has
 //     the board. So a lower level that is surely in time goes before a full model that may be late,
 //     and a busy board is shared by smaller answers.
-//  2. Where it is not known: of those that are in time with a chance of kSureEnough, or else are
-//     likeliest to be, the full model on the whole prompt if it meets the SLO; else, of the
-//     Pareto-optimal pairs that meet it, the likeliest by the TLM; ties go to the largest product
-//     of both levels, then to the higher model level.
+//  2. Where it is not known: the full model on the whole prompt, if it meets the SLO and is late by
+//     kAcceptedLateness at most in the mean; else, of the Pareto-optimal pairs that meet it and are
+//     nearly as likely to be in time as the likeliest of all, the likeliest by the TLM; ties go to
+//     the largest product of both levels, then to the higher model level.
 // The full model, and a level when nothing else is left, may use the tolerance of a ratio; a lower
 // level that is chosen for its speed has to meet the target itself, so that noise does not make it
 // miss. When nothing is promising, or in time, the pair that comes closest runs, and `explanation`

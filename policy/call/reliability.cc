@@ -42,6 +42,15 @@ double Deviation::Histogram::ShareUpTo(double off) const {
   return share;
 }
 
+double Deviation::Histogram::MeanLateness(double share) const {
+  double lateness = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const double off = kLowest + (static_cast<double>(i) + 0.5) * kWidth;
+    lateness += shares[i] * std::clamp(share * std::exp(off) - 1, 0.0, kMostLateness);
+  }
+  return lateness;
+}
+
 double Deviation::Histogram::ShareNear(double off) const {
   constexpr double kHardlyEver = 0.002;
   const double place = std::clamp((off - kLowest) / kWidth, 0.0, shares.size() - 1.0);
@@ -61,14 +70,28 @@ void Deviation::Observe(double off, double weight) {
   recent_.Add(off, std::max(weight, kRecentDeviationWeight));
 }
 
+double Deviation::TrustInRecent() const {
+  return 1 / (1 + std::exp(kRecentPrior - recent_is_better_));
+}
+
 double Deviation::ShareUpTo(double off) const {
-  const double trust = 1 / (1 + std::exp(kRecentPrior - recent_is_better_));
+  const double trust = TrustInRecent();
   return trust * recent_.ShareUpTo(off) + (1 - trust) * all_.ShareUpTo(off);
+}
+
+double Deviation::MeanLateness(double share) const {
+  const double trust = TrustInRecent();
+  return trust * recent_.MeanLateness(share) + (1 - trust) * all_.MeanLateness(share);
 }
 
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms) {
   if (std::isinf(limit_ms) || predicted_ms <= 0) return 1;
   return limit_ms > 0 ? deviation.ShareUpTo(std::log(limit_ms / predicted_ms)) : 0;
+}
+
+double LatenessOf(const Deviation& deviation, double predicted_ms, double limit_ms) {
+  if (std::isinf(limit_ms) || predicted_ms <= 0) return 0;
+  return limit_ms > 0 ? deviation.MeanLateness(predicted_ms / limit_ms) : kMostLateness;
 }
 
 }  // namespace withy::policy

@@ -22,6 +22,9 @@ class Deviation {
   void Observe(double off, double weight);
   // The share that was at most so far off.
   double ShareUpTo(double off) const;
+  // How late what is predicted to take `share` of its limit is in the mean, as a share of the
+  // limit; what is in time counts as 0, one observation as kMostLateness at most.
+  double MeanLateness(double share) const;
 
  private:
   static constexpr double kLowest = -0.625;  // what lies beyond either end counts as the end
@@ -31,10 +34,13 @@ class Deviation {
    public:
     void Add(double off, double weight);
     double ShareUpTo(double off) const;
+    double MeanLateness(double share) const;
     double ShareNear(double off) const;  // of a bin about `off`; never 0
 
     std::array<double, 34> shares = {};  // of calls, by kWidth from kLowest on; 1 together
   };
+
+  double TrustInRecent() const;  // share
 
   Histogram all_;
   Histogram recent_;
@@ -50,5 +56,8 @@ struct Reliability {
 
 // The chance that what is predicted to take `predicted_ms` takes `limit_ms` at most.
 double ChanceWithin(const Deviation& deviation, double predicted_ms, double limit_ms);
+
+// How late it is then in the mean, as a share of the limit (Deviation::MeanLateness).
+double LatenessOf(const Deviation& deviation, double predicted_ms, double limit_ms);
 
 }  // namespace withy::policy

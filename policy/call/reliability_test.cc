@@ -22,6 +22,17 @@ TEST(ReliabilityTest, TheChanceToBeInTimeFollowsWhatPredictionsWereWorth) {
   EXPECT_NEAR(ChanceWithin(Deviation(-0.1, 0.1), 50, 50), 0.841, 0.01);
 }
 
+TEST(ReliabilityTest, LatenessIsWhatIsBeyondTheLimitInTheMean) {
+  const Deviation exact(0, 0.001);
+  EXPECT_NEAR(LatenessOf(exact, 60, 50), 0.2, 0.04) << "a bin is 5 % wide";
+  EXPECT_NEAR(LatenessOf(exact, 40, 50), 0, 1e-9);
+  EXPECT_DOUBLE_EQ(LatenessOf(exact, 500, 50), kMostLateness);
+  EXPECT_DOUBLE_EQ(LatenessOf(exact, 50, 0), kMostLateness);
+  EXPECT_EQ(LatenessOf(exact, 50, std::numeric_limits<double>::infinity()), 0);
+  // Of a normal distribution: 0.4 standard deviations at its mean.
+  EXPECT_NEAR(LatenessOf(Deviation(0, 0.1), 50, 50), 0.04, 0.005);
+}
+
 // The mean squared error of chances for limits of 1.05 to 1.65 times what was predicted, of `calls`
 // calls that are `off`.
 template <typename Off>
