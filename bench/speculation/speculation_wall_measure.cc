@@ -75,28 +75,14 @@ absl::Status Wall::MeasureSmallPair() {
   return absl::OkStatus();
 }
 
-// Memory of the program beside the weights: KV, activations, tokenizer, code.
+// Memory of the program beside the weights: KV, activations, tokenizer, code; and of its decoders
+// and trees where it answers prompts.
 absl::Status Wall::MeasureProgram() {
   WallRun run = setup_.run;
   run.contestant = "resident";
   WITHY_ASSIGN_OR_RETURN(const WallResult whole, RunLimited(run, kUnlimited));
   program_ = whole.memory_bytes - std::min(weights_, whole.memory_bytes);
-  run.contestant = "pair";
-  run.prompts = 1;
-  run.open_prompts = 0;
-  run.ways.clear();
-  uint64_t weights = weights_;
-  for (const WallWay& way : setup_.ways) {
-    if (way.kind != WallWay::Kind::kPair) continue;
-    run.ways = {way.name};
-    if (!way.uses_draft()) continue;
-    weights += draft_weights_;
-    break;
-  }
-  if (!run.ways.empty()) {
-    WITHY_ASSIGN_OR_RETURN(const WallResult pair, RunLimited(run, kUnlimited));
-    pair_program_ = pair.memory_bytes - std::min(weights, pair.memory_bytes);
-  }
+  WITHY_RETURN_IF_ERROR(MeasurePairProgram());
   std::fprintf(
       stderr,
       "weights %.1f MiB, draft %.1f MiB (%.1f %%), program beside them %.1f MiB and %.1f MiB "
@@ -104,6 +90,29 @@ absl::Status Wall::MeasureProgram() {
       Mib(weights_), Mib(draft_weights_),
       100 * static_cast<double>(draft_weights_) / static_cast<double>(weights_), Mib(program_),
       Mib(pair_program_), whole.disk_bytes_s / 1e9);
+  return absl::OkStatus();
+}
+
+// With every way that takes part in the pair, while weights are streamed.
+absl::Status Wall::MeasurePairProgram() {
+  WallRun run = setup_.run;
+  run.contestant = "pair";
+  run.prompts = 1;
+  run.open_prompts = 0;
+  run.ways.clear();
+  bool draft = false;
+  for (const WallWay& way : setup_.ways) {
+    if (way.kind != WallWay::Kind::kPair) continue;
+    run.ways.push_back(way.name);
+    draft |= way.uses_draft();
+  }
+  if (run.ways.empty()) return absl::OkStatus();
+  const uint64_t taken = draft ? draft_weights_ : 0;
+  WITHY_ASSIGN_OR_RETURN(const uint64_t budget, BudgetOf(setup_.budgets.front()));
+  run.budget_bytes = budget - std::min(taken, budget - 1);
+  WITHY_ASSIGN_OR_RETURN(const WallResult pair, RunLimited(run, kUnlimited));
+  const uint64_t weights = pair.weights_bytes + taken;
+  pair_program_ = pair.memory_bytes - std::min(weights, pair.memory_bytes);
   return absl::OkStatus();
 }
 

@@ -42,6 +42,7 @@ class Wall {
   absl::Status ReadFiles();
   absl::Status MeasureSmallPair();
   absl::Status MeasureProgram();
+  absl::Status MeasurePairProgram();
   absl::Status AtBudget(const std::string& percent);
   absl::Status RunAlone(const std::string& percent, const WallWay& way);
   absl::Status RunPrompts(const std::string& percent, const std::vector<WallWay>& ways);
