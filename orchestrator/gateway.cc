@@ -37,10 +37,10 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
       recorder_(recorder),
       metrics_(recorder),
       backends_(config),
-      tlm_(TlmReader::Open(config, clock)),
       apps_(backends_, clock),
       refusals_(apps_, backends_, clock),
-      workers_(backends_, clock, tlm_ == nullptr ? 0 : tlm_->us_per_byte()),
+      workers_(backends_, clock),
+      tlm_(config, clock, workers_),
       counter_(config, backends_, workers_),
       calls_(AdmissionOptionsOf(config), clock),
       board_(config.orchestrator().board_root(), !config.orchestrator().heat_limit_off(),
@@ -68,7 +68,7 @@ CallParts Gateway::Parts() {
           .registry = registry_,
           .board = board_,
           .budgets = budgets_,
-          .tlm = tlm_.get(),
+          .tlm = tlm_,
           .auditor = auditor_.get(),
           .prober = prober_.get()};
 }
@@ -185,7 +185,7 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
   const auto draft = workers_.Get(Lane::kDraft, deadline, /*wait=*/false);
   if (draft.ok()) *response.add_models() = (*draft)->model();
   if (absl::IsNotFound(draft.status())) response.add_notes(std::string(draft.status().message()));
-  if (tlm_ != nullptr) *response.add_models() = tlm_->description();
+  if (const auto tlm = tlm_.For(*target)) *response.add_models() = tlm->description();
   return response;
 }
 

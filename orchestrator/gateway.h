@@ -92,10 +92,10 @@ class Gateway {
   telemetry::Recorder& recorder_;
   Metrics metrics_;
   Backends backends_;
-  const std::unique_ptr<TlmReader> tlm_;  // null: none
   AppRecords apps_;
   Refusals refusals_;
   Workers workers_;
+  TlmOfModel tlm_;
   TokenCounter counter_;
   CallTable calls_;
   CallRegistry registry_;

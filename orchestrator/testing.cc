@@ -268,6 +268,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
     response->mutable_cost()->set_prefill_us_per_token(prefill_us_per_token_);
     response->set_encoder_fingerprint(encoder_fingerprint_);
     response->set_instance(instance_);
+    response->set_model_path(model_path_);
   }
   response->mutable_cost()->set_decode_us_per_token(10'000);
   response->mutable_status()->set_model_bytes(123);
@@ -416,6 +417,12 @@ void FakeWorker::SetEncoder(uint64_t fingerprint) {
   ++instance_;
 }
 
+void FakeWorker::SetModelPath(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  model_path_ = path;
+  ++instance_;
+}
+
 void FakeWorker::SetWarning(const std::string& warning) {
   const std::lock_guard lock(mutex_);
   warning_ = warning;
@@ -460,7 +467,7 @@ Board::Board(const v1::Config& config) : config_(config) {
   dir_ = mkdtemp(pattern);
   config_.set_run_dir(dir_ + "/run");
   config_.set_state_dir(dir_ + "/state");
-  if (config_.orchestrator().tlm_path().empty())
+  if (config_.orchestrator().tlm_path().empty() && config_.model().path().empty())
     config_.mutable_orchestrator()->set_tlm_path("off");
   // The board that runs the tests may be hot.
   if (config_.orchestrator().board_root().empty())

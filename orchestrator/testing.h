@@ -151,6 +151,8 @@ class FakeWorker final : public v1::ModelWorker::Service {
                  std::vector<float> loss_above_full = {});
   // The same, with such an encoder; until then it does not tell.
   void SetEncoder(uint64_t fingerprint);
+  // The same, with the model of this file; until then it does not tell.
+  void SetModelPath(const std::string& path);
   // Likewise with a model that warns so.
   void SetWarning(const std::string& warning);
   // The next count is of so many bytes a token; until then one.
@@ -176,6 +178,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   std::condition_variable changed_;
   std::vector<uint32_t> levels_ = {100};
   std::string model_id_;
+  std::string model_path_;
   std::vector<float> losses_;
   uint64_t instance_ = 1;
   uint64_t encoder_fingerprint_ = 0;
@@ -243,7 +246,8 @@ struct Outcome {
 };
 
 // A real orchestrator before the fakes. The store and the worker are up from the start, the draft
-// and the profiler when they are asked for; there is no TLM unless the configuration names one.
+// and the profiler when they are asked for; there is no TLM unless the configuration names one, or
+// a model that has one beside it.
 class Board {
  public:
   explicit Board(uint32_t queue_limit = 8, uint32_t max_batch = 4)

@@ -24,6 +24,12 @@ void Fill(const absl::StatusOr<Response>& info, v1::ProcessState* state) {
   state->mutable_status()->set_detail(std::string(info.status().message()));
 }
 
+std::string TlmInUse(const TlmReader* tlm) {
+  if (tlm == nullptr) return "no TLM";
+  return absl::StrCat("TLM ", tlm->description().name(), "; ",
+                      tlm->calibrated() ? "calibrated" : "not calibrated");
+}
+
 }  // namespace
 
 v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
@@ -37,14 +43,6 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
   self->mutable_status()->set_running_calls(counts.running);
   self->mutable_status()->set_queued_calls(counts.waiting);
   self->mutable_status()->set_queue_limit(counts.limit);
-  if (!why.empty()) {
-    self->mutable_status()->set_detail(why);
-  } else {
-    self->mutable_status()->set_detail(
-        tlm_ == nullptr ? "no TLM"
-                        : absl::StrCat("TLM ", tlm_->description().name(), "; ",
-                                       tlm_->calibrated() ? "calibrated" : "not calibrated"));
-  }
   if (auditor_ != nullptr) {
     for (v1::LevelPairChance& pair : auditor_->Report()) {
       *response.add_level_pairs() = std::move(pair);
@@ -53,7 +51,11 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
 
   const std::pair<const char*, std::function<void(v1::ProcessState*)>> others[] = {
       {"model_worker",
-       [&](auto* s) { Fill(backends_.WorkerInfo(policy::Lane::kTarget, deadline, false), s); }},
+       [&](auto* s) {
+         const auto info = backends_.WorkerInfo(policy::Lane::kTarget, deadline, false);
+         if (info.ok()) tlm_.For(*info);
+         Fill(info, s);
+       }},
       {"draft_worker",
        [&](auto* s) { Fill(backends_.WorkerInfo(policy::Lane::kDraft, deadline, false), s); }},
       {"context_store", [&](auto* s) { Fill(backends_.StoreInfo(deadline), s); }},
@@ -69,6 +71,7 @@ v1::GetStatusResponse Gateway::GetStatus(absl::Time deadline) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  self->mutable_status()->set_detail(why.empty() ? TlmInUse(tlm_.Last().get()) : why);
   return response;
 }
 

@@ -131,12 +131,16 @@ TlmReader::TlmReader(const std::string& path, bool named, std::unique_ptr<engine
       description_(Describe(path, tlm->shape())),
       tlm_(std::move(tlm)) {}
 
+std::string TlmReader::PathOf(const v1::Config& config) {
+  const std::string& named = config.orchestrator().tlm_path();
+  if (named == "off") return "";
+  return named.empty() ? DefaultTlmPath(config.model().path()) : named;
+}
+
 std::unique_ptr<TlmReader> TlmReader::Open(const v1::Config& config, const Clock& clock) {
-  std::string path = config.orchestrator().tlm_path();
-  if (path == "off") return nullptr;
-  const bool named = !path.empty();
-  if (!named) path = DefaultTlmPath(config.model().path());
+  const std::string path = PathOf(config);
   if (path.empty()) return nullptr;
+  const bool named = !config.orchestrator().tlm_path().empty();
   engine::TlmOptions options;
   options.threads = static_cast<int>(config.orchestrator().tlm_threads());
   options.target = config.model().kernel_target();

@@ -37,7 +37,9 @@ std::vector<engine::PrunableText> Unread(const v1::Prompt& prompt);
 // Thread-safe.
 class TlmReader {
  public:
-  // Opens what `config` (filled) names and finds out how long reading takes. Null where there is
+  // The file that `config` (filled) names, else the one beside its model; empty: none.
+  static std::string PathOf(const v1::Config& config);
+  // Opens that file and finds out how long reading takes. Null where there is
   // none: switched off, not found at its default place, or a file that is no TLM or is
   // damaged, which is logged with its reason.
   static std::unique_ptr<TlmReader> Open(const v1::Config& config, const Clock& clock);

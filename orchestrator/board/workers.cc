@@ -15,11 +15,12 @@ constexpr int64_t kInfoTtlNs = 2 * kNanosPerSecond;
 
 }  // namespace
 
-Workers::Workers(Backends& backends, const Clock& clock, double tlm_us_per_byte)
-    : backends_(backends), clock_(clock) {
+Workers::Workers(Backends& backends, const Clock& clock) : backends_(backends), clock_(clock) {}
+
+void Workers::SetTlmSpeed(double us_per_byte) {
   absl::MutexLock lock(&mutex_);
   policy::LiveCorrection& target = Of(Lane::kTarget).live;
-  target.tlm_us_per_byte = target.tlm_start_us_per_byte = tlm_us_per_byte;
+  target.tlm_us_per_byte = target.tlm_start_us_per_byte = us_per_byte;
 }
 
 absl::StatusOr<WorkerInfo> Workers::Get(Lane lane, absl::Time deadline, bool wait) {

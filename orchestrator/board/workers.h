@@ -25,8 +25,7 @@ using WorkerInfo = std::shared_ptr<const v1::GetWorkerInfoResponse>;
 // Thread-safe.
 class Workers {
  public:
-  // `tlm_us_per_byte`: of the TLM at start; 0 = none.
-  Workers(Backends& backends, const Clock& clock, double tlm_us_per_byte);
+  Workers(Backends& backends, const Clock& clock);
 
   // Cached for a moment. `wait`: for a worker that is not there. Errors: NOT_FOUND where it serves
   // no model, naming why; of Backends::WorkerInfo.
@@ -38,6 +37,8 @@ class Workers {
   // that there are.
   absl::StatusOr<policy::Lane> FindLane(const std::string& model, absl::Time deadline);
 
+  // Of a TLM that was just opened; 0: there is none. What calls taught of another one is forgotten.
+  void SetTlmSpeed(double us_per_byte);
   // The worker has told its board's speed: LiveCorrection::slowdown from now on. Not above zero:
   // nothing is known of it.
   void TellSlowdown(policy::Lane lane, double slowdown);

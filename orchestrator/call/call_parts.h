@@ -12,7 +12,7 @@
 #include "orchestrator/board/backends.h"
 #include "orchestrator/board/board_watch.h"
 #include "orchestrator/board/prober.h"
-#include "orchestrator/board/tlm_reader.h"
+#include "orchestrator/board/tlm_of_model.h"
 #include "orchestrator/board/workers.h"
 #include "orchestrator/call/app_budgets.h"
 #include "orchestrator/call/call_registry.h"
@@ -37,7 +37,7 @@ struct CallParts {
   CallRegistry& registry;
   BoardWatch& board;
   AppBudgets& budgets;
-  TlmReader* tlm;    // null: none
+  TlmOfModel& tlm;
   Auditor* auditor;  // null: none
   Prober* prober;    // null: none
 };

@@ -2,10 +2,12 @@
 // says is arbitrary but always the same, so that a test can ask it, too.
 #include <grpcpp/grpcpp.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/board.h"
 #include "base/config.h"
 #include "base/config/defaults.h"
@@ -49,12 +51,16 @@ std::string Kept(const v1::RunRequest& run, int message = 0) {
 class ElasticTest : public testing::Test {
  protected:
   ElasticTest() : temp_("elastic"), path_(temp_ / "tlm.gguf") {
+    MakeTlm(path_);
+    StartBoard(path_);
+  }
+
+  static void MakeTlm(const std::string& path) {
     engine::TlmShape shape = engine::SmallShape();
     shape.pair_accuracy = {0.4f, 0.7f, 0.7f, 0.3f, 0.6f, 0.95f};
     const absl::Status status =
-        engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path_);
+        engine::WriteTlm(engine::SmallTlm(3, shape), engine::GgmlType::kQ8_0, path);
     EXPECT_TRUE(status.ok()) << status;
-    StartBoard(path_);
   }
 
   void StartBoard(const std::string& tlm_path, bool audits = false) {
@@ -415,6 +421,84 @@ TEST_F(ElasticTest, ATlmOfAnotherModelDecidesOnlyWhereItIsNamed) {
   ASSERT_NE(named, nullptr);
   EXPECT_EQ(named->WhyUnfit({20, 60, 100}, "other"), "");
   EXPECT_THAT(named->WhyUnfit({20, 100}, "own"), HasSubstr("levels that the model lacks"));
+}
+
+class OtherModelTest : public ElasticTest {
+ protected:
+  // In a folder of that name, with a TLM beside it.
+  std::string MakeModel(const std::string& name, bool with_tlm = true) {
+    const std::string folder = temp_ / name;
+    std::filesystem::create_directories(folder);
+    if (with_tlm) MakeTlm(absl::StrCat(folder, "/withy-pocket-tlm-", name, ".gguf"));
+    return folder + "/model.gguf";
+  }
+  void StartBoardWith(const std::string& model, const std::string& tlm_path = "") {
+    v1::Config config;
+    config.mutable_model()->set_path(model);
+    config.mutable_orchestrator()->set_audit_off(true);
+    config.mutable_orchestrator()->set_probe_off(true);
+    config.mutable_orchestrator()->set_tlm_path(tlm_path);
+    config.mutable_orchestrator()->set_tlm_threads(1);
+    board_ = std::make_unique<Board>(config);
+    board_->worker.SetLevels({20, 60, 100});
+    board_->worker.SetPrefillCost(100'000);
+    board_->worker.SetModelPath(model);
+  }
+  v1::Decision Decide() {
+    v1::GenerateRequest request = Ask(Words());
+    request.mutable_slo()->set_ttft_ratio(0.4);
+    const Outcome outcome = board_->Generate(request);
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+    return outcome.started.decision();
+  }
+  // By what `withyctl models list` shows.
+  std::string ListedTlm() {
+    grpc::ClientContext context;
+    Authorise(&context);
+    v1::ListModelsResponse models;
+    EXPECT_TRUE(board_->stub().ListModels(&context, {}, &models).ok());
+    return models.models_size() < 2 ? "none" : models.models(1).name();
+  }
+  std::string StatusDetail() {
+    grpc::ClientContext context;
+    v1::GetStatusResponse status;
+    EXPECT_TRUE(board_->stub().GetStatus(&context, {}, &status).ok());
+    return status.processes(0).status().detail();
+  }
+};
+
+TEST_F(OtherModelTest, BringsTheTlmBesideIt) {
+  const std::string first = MakeModel("first"), second = MakeModel("second");
+  const std::string bare = MakeModel("bare", /*with_tlm=*/false);
+  StartBoardWith(first);
+  EXPECT_EQ(Decide().reason(), v1::DECISION_REASON_TLM);
+  EXPECT_EQ(ListedTlm(), "withy-pocket-tlm-first");
+
+  board_->worker.SetModelPath(second);
+  EXPECT_EQ(Decide().reason(), v1::DECISION_REASON_TLM);
+  EXPECT_EQ(ListedTlm(), "withy-pocket-tlm-second");
+
+  board_->worker.SetModelPath(bare);
+  const v1::Decision without = Decide();
+  EXPECT_NE(without.reason(), v1::DECISION_REASON_TLM);
+  EXPECT_THAT(without.explanation(), HasSubstr("no TLM is loaded"));
+  EXPECT_EQ(ListedTlm(), "none");
+  EXPECT_EQ(StatusDetail(), "no TLM");
+
+  board_->worker.SetModelPath(first);
+  EXPECT_THAT(StatusDetail(), HasSubstr("TLM withy-pocket-tlm-first")) << "without a call";
+  EXPECT_EQ(Decide().reason(), v1::DECISION_REASON_TLM);
+}
+
+TEST_F(OtherModelTest, LeavesTheTlmThatTheConfigurationNames) {
+  const std::string first = MakeModel("first"), second = MakeModel("second");
+  StartBoardWith(first, path_);
+  board_->worker.SetModelPath(second);
+  EXPECT_EQ(Decide().reason(), v1::DECISION_REASON_TLM);
+  EXPECT_EQ(ListedTlm(), "tlm");
+  StartBoardWith(first, "off");
+  board_->worker.SetModelPath(second);
+  EXPECT_NE(Decide().reason(), v1::DECISION_REASON_TLM);
 }
 
 TEST_F(ElasticTest, TheDefaultIsBesideTheModel) {

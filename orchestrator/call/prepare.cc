@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -82,6 +83,7 @@ class Preparation {
   const IncomingCall& call_;
   const absl::Time deadline_;
   Prepared out_;
+  std::shared_ptr<TlmReader> tlm_;  // null: none; shared with those who ask after another one
   std::vector<policy::LevelOption> levels_;
   std::vector<engine::PrunableText> unread_;  // the prompt's messages, where a TLM may shorten them
   uint32_t share_without_examples_ = 100;     // of the prompt's words
@@ -92,6 +94,7 @@ class Preparation {
 absl::StatusOr<Prepared> Preparation::Run() {
   WITHY_ASSIGN_OR_RETURN(out_.lane, parts_.workers.FindLane(request_.model(), deadline_));
   WITHY_RETURN_IF_ERROR(CountWhole());
+  tlm_ = out_.lane == policy::Lane::kTarget ? parts_.tlm.For(*out_.worker) : parts_.tlm.Last();
   WITHY_ASSIGN_OR_RETURN(policy::CallPlanInput input, Input());
   CallPlan plan(std::move(input));
   out_.turn = plan.turn();
@@ -183,7 +186,7 @@ absl::StatusOr<policy::CallPlanInput> Preparation::Input() {
   input.levels = levels_;
   input.live = parts_.workers.Live(out_.lane);
   WeighLevels(limits, &input);
-  if (parts_.tlm != nullptr && input.slo.any()) {
+  if (tlm_ != nullptr && input.slo.any()) {
     unread_ = Unread(request_.prompt());
     share_without_examples_ = engine::ShareWithoutExamples(unread_);
   }
@@ -196,12 +199,11 @@ absl::StatusOr<policy::CallPlanInput> Preparation::Input() {
 void Preparation::WeighLevels(const ModelLimits& limits, policy::CallPlanInput* input) {
   const v1::ModelDescription& model = out_.worker->model();
   const bool target = out_.lane == policy::Lane::kTarget;
-  out_.tlm_fits =
-      parts_.tlm != nullptr &&
-      (!target || parts_.tlm->WhyUnfit(limits.levels_percent, model.model_id()).empty());
+  out_.tlm_fits = tlm_ != nullptr &&
+                  (!target || tlm_->WhyUnfit(limits.levels_percent, model.model_id()).empty());
   if (out_.tlm_fits) {
-    input->pair_accuracy = [tlm = parts_.tlm](bool mostly_examples, uint32_t prompt_percent,
-                                              uint32_t level_percent) {
+    input->pair_accuracy = [tlm = tlm_](bool mostly_examples, uint32_t prompt_percent,
+                                        uint32_t level_percent) {
       return tlm->PairAccuracy(mostly_examples, prompt_percent, level_percent);
     };
   }
@@ -248,14 +250,14 @@ policy::ShorteningFacts Preparation::Shortening() {
   policy::ShorteningFacts facts;
   if (out_.lane != policy::Lane::kTarget) {
     facts.why_not = "prompts are shortened for the target only";
-  } else if (parts_.tlm == nullptr) {
+  } else if (tlm_ == nullptr) {
     facts.why_not = "no TLM is loaded";
   } else {
     const v1::ModelDescription& model = out_.worker->model();
-    facts.why_not = parts_.tlm->WhyUnfit(Limits().levels_percent, model.model_id());
+    facts.why_not = tlm_->WhyUnfit(Limits().levels_percent, model.model_id());
   }
   if (!facts.why_not.empty()) return facts;
-  for (const int32_t percent : parts_.tlm->prompt_levels()) {
+  for (const int32_t percent : tlm_->prompt_levels()) {
     facts.prompt_levels.push_back(static_cast<uint32_t>(percent));
   }
   facts.text_bytes = PromptBytes(request_.prompt());
@@ -278,7 +280,7 @@ policy::ShortenedPrompt Preparation::ShortenTo(uint32_t percent,
 
 void Preparation::Read(CallPlan& plan) {
   const int64_t started_ns = parts_.clock.SteadyNanos();
-  const auto reading = parts_.tlm->Read(request_.prompt(), plan.ratios());
+  const auto reading = tlm_->Read(request_.prompt(), plan.ratios());
   if (!reading.ok()) {
     spdlog::warn("call {:016x}: the TLM cannot read the prompt: {}", call_.id,
                  std::string(reading.status().message()));
