@@ -29,11 +29,10 @@ using Queue = rpc::WriteQueue<v1::UseModelResponse>;
 
 // The choice that holds for `config`, if one does.
 std::optional<v1::ModelChoice> ChoiceOf(const v1::Config& config) {
-  const auto choice = ReadModelChoice(config.state_dir());
+  const auto choice = HeldModelChoice(config.state_dir());
   if (!choice.ok()) spdlog::warn("{}", std::string(choice.status().message()));
   if (!choice.ok() || !choice->has_value()) return std::nullopt;
-  const bool failed = (*choice)->begun() && !(*choice)->served();
-  if (failed || (*choice)->path() != config.model().path()) return std::nullopt;
+  if ((*choice)->path() != config.model().path()) return std::nullopt;
   return **choice;
 }
 
@@ -47,6 +46,21 @@ bool Write(const v1::Config& config, const v1::ModelChoice& choice) {
   const absl::Status written = WriteModelChoice(config.state_dir(), choice);
   if (!written.ok()) spdlog::warn("{}", std::string(written.message()));
   return written.ok();
+}
+
+// Keeps the choice that is served now, if one is, for the case that `next` cannot be. One of the
+// same file is no way back.
+absl::Status KeepServed(const v1::Config& config, const v1::ModelChoice& next) {
+  const std::optional<v1::ModelChoice> served = ChoiceOf(config);
+  const bool keep = !next.path().empty() && served.has_value() && served->served() &&
+                    served->path() != next.path();
+  return WriteChoiceBefore(config.state_dir(), keep ? *served : v1::ModelChoice());
+}
+
+// What was served before the present choice is not needed any more.
+void ForgetBefore(const v1::Config& config) {
+  const absl::Status removed = WriteChoiceBefore(config.state_dir(), v1::ModelChoice());
+  if (!removed.ok()) spdlog::warn("{}", std::string(removed.message()));
 }
 
 // A choice of just now that was written for another configured model, as where the configuration
@@ -81,9 +95,7 @@ std::string ModelChange::wish() const {
 
 absl::Status ModelChange::Choose(const std::string& path,
                                  const std::function<void(double packed)>& on_packed) {
-  v1::ModelChoice choice;
-  choice.set_configured_path(ConfiguredPath(parts_.config));
-  const std::string file = path.empty() ? choice.configured_path() : path;
+  const std::string file = path.empty() ? ConfiguredPath(parts_.config) : path;
   if (!file.starts_with('/')) {
     return absl::InvalidArgumentError(absl::StrCat("path is \"", file, "\"; it must be absolute"));
   }
@@ -91,8 +103,7 @@ absl::Status ModelChange::Choose(const std::string& path,
   WITHY_RETURN_IF_ERROR(engine::PackBundle(file, engine::PackedDir(parts_.config.state_dir()), pool,
                                            on_packed, &cancel_));
   if (cancel_) return absl::CancelledError("the change was given up");
-  if (file != choice.configured_path()) choice.set_path(file);
-  WITHY_RETURN_IF_ERROR(WriteModelChoice(parts_.config.state_dir(), choice));
+  WITHY_RETURN_IF_ERROR(WriteChosen(parts_.config, file));
   const absl::MutexLock lock(&mutex_);
   wish_ = absl::StrCat("changes to ", file);
   return absl::OkStatus();
@@ -137,6 +148,14 @@ grpc::ServerWriteReactor<v1::UseModelResponse>* ModelChange::Use(
   return queue->reactor();
 }
 
+absl::Status WriteChosen(const v1::Config& config, const std::string& path) {
+  v1::ModelChoice choice;
+  choice.set_configured_path(ConfiguredPath(config));
+  if (path != choice.configured_path()) choice.set_path(path);
+  WITHY_RETURN_IF_ERROR(KeepServed(config, choice));
+  return WriteModelChoice(config.state_dir(), choice);
+}
+
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
     const v1::Config& config,
     const std::function<absl::StatusOr<std::unique_ptr<engine::ServedModel>>()>& open) {
@@ -150,7 +169,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
     spdlog::info("{} was chosen in place of {}", choice->path(), choice->configured_path());
     choice->set_served(true);
     choice->clear_failure();
-    Write(config, *choice);
+    if (Write(config, *choice)) ForgetBefore(config);
     return model;
   }
   choice->set_failure(std::string(model.status().message()));
@@ -165,7 +184,7 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
 std::string RefusedChoice(const v1::Config& config) {
   const auto choice = ReadModelChoice(config.state_dir());
   if (!choice.ok() || !choice->has_value() || !(*choice)->begun() || (*choice)->served() ||
-      (*choice)->configured_path() != config.model().path()) {
+      (*choice)->configured_path() != ConfiguredPath(config)) {
     return "";
   }
   const std::string& failure = (*choice)->failure();

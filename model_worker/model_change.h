@@ -59,10 +59,15 @@ class ModelChange {
   serving::TaskThread thread_;  // last: it ends before what it uses
 };
 
+// Writes down that the model at `path` is chosen from now on (the configured one's path: none is),
+// and the choice by which `config`, as it is served, has its model: a way back, until the new one
+// has been served. Errors: as WriteModelChoice.
+absl::Status WriteChosen(const v1::Config& config, const std::string& path);
+
 // Opens the model of `config` by `open`. Where that is a choice that was never served, writes down
-// how it went: one that cannot be opened is given up, so that the next start has the configured
-// model; the error then says to begin anew (rpc::kBeginAnew). A choice that was served before is
-// not given up: its disk may come late.
+// how it went: one that cannot be opened is given up, so that the next start has the model of
+// before, another choice or the configured one; the error then says to begin anew
+// (rpc::kBeginAnew). A choice that was served once is not given up: its disk may come late.
 absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenChosen(
     const v1::Config& config,
     const std::function<absl::StatusOr<std::unique_ptr<engine::ServedModel>>()>& open);

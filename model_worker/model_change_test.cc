@@ -16,6 +16,7 @@ namespace withy::model_worker {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class OpenChosenTest : public ::testing::Test {
  protected:
@@ -25,17 +26,38 @@ class OpenChosenTest : public ::testing::Test {
     choice.set_path("/chosen.gguf");
     ASSERT_TRUE(WriteModelChoice(folder_.path(), choice).ok());
   }
+  // A running worker, configured so, is told to serve `path`.
+  void Choose(const std::string& configured, const std::string& path) {
+    const absl::Status written = WriteChosen(Started(configured), path);
+    ASSERT_TRUE(written.ok()) << written;
+  }
+  // It is killed while it opens what was chosen.
+  void EndWhileOpening() {
+    v1::ModelChoice choice = Written();
+    choice.set_begun(true);
+    ASSERT_TRUE(WriteModelChoice(folder_.path(), choice).ok());
+  }
+  bool HasWayBack() const {
+    const auto before = ReadChoiceBefore(folder_.path());
+    EXPECT_TRUE(before.ok()) << before.status();
+    return before.ok() && before->has_value();
+  }
   v1::ModelChoice Written() const {
     const auto choice = ReadModelChoice(folder_.path());
     EXPECT_TRUE(choice.ok() && choice->has_value()) << choice.status();
     return choice.ok() && choice->has_value() ? **choice : v1::ModelChoice();
   }
-  // Of a process that is started with `path` in its configuration; OK opens no model.
-  absl::Status Open(const std::string& path, const absl::Status& result) {
+  // What a process that is started with `path` in its configuration has.
+  v1::Config Started(const std::string& path) const {
     v1::Config config;
     config.set_state_dir(folder_.path());
     config.mutable_model()->set_path(path);
     EXPECT_TRUE(FillDefaults(&config).ok());
+    return config;
+  }
+  // Such a process opens its model; OK opens none.
+  absl::Status Open(const std::string& path, const absl::Status& result) {
+    const v1::Config config = Started(path);
     opened_.clear();
     const auto open = [&]() -> absl::StatusOr<std::unique_ptr<engine::ServedModel>> {
       opened_ = config.model().path();
@@ -97,6 +119,59 @@ TEST_F(OpenChosenTest, OneOfJustNowIsForThePresentConfiguration) {
   EXPECT_EQ(opened_, "");
   EXPECT_TRUE(Open("/other.gguf", absl::OkStatus()).ok());
   EXPECT_EQ(opened_, "/chosen.gguf");
+}
+
+// Not the configured one: what was chosen before it was served, and still can be.
+TEST_F(OpenChosenTest, OneThatCannotBeOpenedGivesWayToTheOneServedBefore) {
+  Choose("/configured.gguf", "/first.gguf");
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_FALSE(HasWayBack());
+
+  Choose("/configured.gguf", "/second.gguf");
+  EndWhileOpening();
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/first.gguf");
+  EXPECT_THAT(refused_, HasSubstr("/second.gguf was chosen and cannot be served: the process"));
+
+  Choose("/configured.gguf", "/third.gguf");
+  const absl::Status status = Open("/configured.gguf", absl::DataLossError("a hole"));
+  EXPECT_EQ(opened_, "/third.gguf");
+  EXPECT_EQ(NamedReason(status), rpc::kBeginAnew);
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/first.gguf");
+  EXPECT_THAT(refused_, HasSubstr("/third.gguf was chosen and cannot be served: a hole"));
+
+  EXPECT_TRUE(Open("/other.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/other.gguf") << "it was chosen for another configuration";
+  EXPECT_THAT(refused_, IsEmpty());
+
+  Choose("/configured.gguf", "/second.gguf");
+  EXPECT_TRUE(HasWayBack());
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/second.gguf");
+  EXPECT_THAT(refused_, IsEmpty());
+  EXPECT_FALSE(HasWayBack()) << "it is served now";
+}
+
+// The same file may be what ends the process.
+TEST_F(OpenChosenTest, AChoiceIsNoWayBackFromItself) {
+  Choose("/configured.gguf", "/first.gguf");
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  Choose("/configured.gguf", "/first.gguf");
+  EndWhileOpening();
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/configured.gguf");
+}
+
+TEST_F(OpenChosenTest, TheConfiguredModelEndsAllChoices) {
+  Choose("/configured.gguf", "/first.gguf");
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  Choose("/configured.gguf", "/second.gguf");
+  EXPECT_TRUE(HasWayBack());
+  Choose("/configured.gguf", "/configured.gguf");
+  EXPECT_FALSE(HasWayBack());
+  EXPECT_TRUE(Open("/configured.gguf", absl::OkStatus()).ok());
+  EXPECT_EQ(opened_, "/configured.gguf");
 }
 
 }  // namespace

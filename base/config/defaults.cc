@@ -178,9 +178,8 @@ void CheckSampling(Filler& filler, const std::string& section, const proto::Samp
 
 // Puts the model that was chosen in the place of the configured one, if the choice was made for it.
 void ApplyChoice(const std::string& state_dir, proto::ModelConfig* model) {
-  const auto choice = ReadModelChoice(state_dir);
+  const auto choice = HeldModelChoice(state_dir);
   if (!choice.ok() || !choice->has_value()) return;
-  if ((*choice)->begun() && !(*choice)->served()) return;
   const std::string configured =
       model->path().empty() ? absl::StrCat(DefaultModelsDir(), "/", kModelFile) : model->path();
   if ((*choice)->configured_path() != configured) return;

@@ -56,9 +56,11 @@ absl::Status WithPlace(const absl::Status& error, const std::string& path) {
 // The packed files that the configuration, or a choice, has a use for.
 std::set<std::string> UsedPacked(const v1::Config& config) {
   std::set<std::string> sources = {config.model().path(), config.draft().path()};
-  const auto choice = ReadModelChoice(config.state_dir());
-  if (choice.ok() && choice->has_value()) {
-    sources.insert({(*choice)->path(), (*choice)->configured_path()});
+  for (const auto& choice :
+       {ReadModelChoice(config.state_dir()), ReadChoiceBefore(config.state_dir())}) {
+    if (choice.ok() && choice->has_value()) {
+      sources.insert({(*choice)->path(), (*choice)->configured_path()});
+    }
   }
   std::set<std::string> packed;
   const std::string dir = engine::PackedDir(config.state_dir());
