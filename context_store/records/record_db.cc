@@ -107,7 +107,9 @@ rocksdb::Options MakeOptions(const RecordDbOptions& ours,
       std::find(supported.begin(), supported.end(), rocksdb::kLZ4Compression) != supported.end();
   options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(8 << 20);
+  // Blocks of files that compaction has replaced stay in it until others take their place: beyond
+  // what is asked again, it is memory lost. The page cache has the files.
+  table.block_cache = rocksdb::NewLRUCache(1 << 20);
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
