@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "base/strings.h"
 
 namespace withy::orchestrator {
@@ -59,9 +61,11 @@ const char* ErrorType(int http_status) {
   }
 }
 
-std::string ErrorText(int http_status, std::string_view message) {
-  return AsText({{"type", "error"},
-                 {"error", {{"type", ErrorType(http_status)}, {"message", std::string(message)}}}});
+// `code` "": it has none.
+std::string ErrorText(int http_status, std::string_view message, const std::string& code) {
+  MessagesJson error = {{"type", ErrorType(http_status)}, {"message", std::string(message)}};
+  if (!code.empty()) error["details"] = {{"error_code", code}};
+  return AsText({{"type", "error"}, {"error", std::move(error)}});
 }
 
 }  // namespace
@@ -198,11 +202,13 @@ std::string MessagesTokens(uint32_t tokens) { return AsText({{"input_tokens", to
 
 std::string MessagesError(const absl::Status& status, std::string_view /*prompt_field*/) {
   std::string param;
-  return ErrorText(HttpStatusOf(status), InOpenAiNames(ToStd(status.message()), &param));
+  const absl::optional<absl::Cord> code = status.GetPayload(kMessagesErrorCode);
+  return ErrorText(HttpStatusOf(status), InOpenAiNames(ToStd(status.message()), &param),
+                   code ? std::string(*code) : "");
 }
 
 std::string MessagesHttpError(int http_status, std::string_view message) {
-  return ErrorText(http_status, message);
+  return ErrorText(http_status, message, "");
 }
 
 }  // namespace withy::orchestrator

@@ -54,6 +54,10 @@ class MessagesAnswer : public AnswerWriter {
 // The document of models' tokens in a prompt.
 std::string MessagesTokens(uint32_t tokens);
 
+// Payload of a status whose error the API knows by a code of its own (error.details.error_code):
+// clients go by it.
+inline constexpr char kMessagesErrorCode[] = "withy/messages_error_code";
+
 std::string MessagesError(const absl::Status& status, std::string_view prompt_field);
 std::string MessagesHttpError(int http_status, std::string_view message);
 inline constexpr ErrorForm kMessagesErrors = {.of_call = MessagesError,

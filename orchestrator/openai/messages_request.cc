@@ -3,8 +3,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "orchestrator/openai/messages_answer.h"
 #include "orchestrator/openai/request_json.h"
 
 namespace withy::orchestrator {
@@ -92,7 +94,8 @@ absl::Status ReadTurns(const Json& given, Json* messages) {
     const std::string field = absl::StrCat("messages[", i, "]");
     if (!turn.is_object()) return WrongType(field, turn, "an object");
     WITHY_ASSIGN_OR_RETURN(const std::string role, Text(turn, field + ".", "role"));
-    if (role != "user" && role != "assistant") {
+    // Between turns a system message changes the instructions.
+    if (role != "user" && role != "assistant" && (role != "system" || i == 0)) {
       return Wrong(field, absl::StrCat(".role is \"", role,
                                        "\": it must be \"user\" or \"assistant\"; instructions "
                                        "belong in system"));
@@ -160,15 +163,49 @@ absl::Status ReadMessagesChoice(const Json& given, Json* chat) {
   return absl::OkStatus();
 }
 
+// output_config.format is chat completions' response_format, whose schema stands one level down.
+absl::Status ReadMessagesForm(const Json& given, Json* chat) {
+  const Json* config = Find(given, "output_config");
+  if (config == nullptr) return absl::OkStatus();
+  if (!config->is_object()) return WrongType("output_config", *config, "an object");
+  const Json* format = Find(*config, "format");
+  if (format == nullptr) return absl::OkStatus();
+  if (!format->is_object()) return WrongType("output_config.format", *format, "an object");
+  WITHY_ASSIGN_OR_RETURN(const std::string type, Text(*format, "output_config.format.", "type"));
+  if (type != "json_schema") {
+    return Wrong("output_config.format.type",
+                 absl::StrCat(" is \"", type, "\": it must be \"json_schema\""));
+  }
+  const Json* schema = Find(*format, "schema");
+  if (schema == nullptr) {
+    return Wrong("output_config.format.schema", " is missing: give a JSON Schema");
+  }
+  (*chat)["response_format"] = {{"type", type}, {"json_schema", {{"schema", *schema}}}};
+  return absl::OkStatus();
+}
+
+// A client that lets the server hold its conversation sends the new messages alone. By this code it
+// knows that it is to send all of them, without a thread.
+absl::Status RefuseThread(const Json& given) {
+  if (Find(given, "thread") == nullptr) return absl::OkStatus();
+  absl::Status refused = Wrong("thread",
+                               " is not supported: answers are not stored; leave it out and send "
+                               "the whole conversation as messages");
+  refused.SetPayload(kMessagesErrorCode, absl::Cord("thread_unsupported_request"));
+  return refused;
+}
+
 absl::StatusOr<OpenAiCall> TranslateMessages(std::string_view text, const HeaderOf& header,
                                              bool counts) {
   WITHY_ASSIGN_OR_RETURN(const Json given, ParseBody(text));
+  WITHY_RETURN_IF_ERROR(RefuseThread(given));
   Json messages = Json::array();
   Json chat = Json::object();
   WITHY_RETURN_IF_ERROR(ReadTurns(given, &messages));
   chat["messages"] = std::move(messages);
   WITHY_RETURN_IF_ERROR(ReadMessagesTools(given, &chat));
   WITHY_RETURN_IF_ERROR(ReadMessagesChoice(given, &chat));
+  WITHY_RETURN_IF_ERROR(ReadMessagesForm(given, &chat));
   if (!counts && Find(given, "max_tokens") == nullptr) {
     return Wrong("max_tokens", " is missing: give the most tokens that the answer may have");
   }

@@ -60,6 +60,45 @@ TEST(MessagesRequestTest, BlocksAreMessagesCallsAndResults) {
   EXPECT_TRUE(request.output_format().tool_calls().one_call());
 }
 
+TEST(MessagesRequestTest, AnOutputFormatIsTheFormOfTheAnswer) {
+  const auto call = ParseMessages(
+      R"({"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "output_config":
+          {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "boolean"}}}})");
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(json::parse(call->request.output_format().json_schema()), json({{"type", "boolean"}}));
+  const auto none = ParseMessages(
+      R"({"max_tokens": 9, "messages": [{"role": "user", "content": "x"}],
+          "output_config": {"effort": "low", "format": null}})");
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->request.has_output_format());
+}
+
+TEST(MessagesRequestTest, InstructionsMayChangeBetweenTurns) {
+  const auto call = ParseMessages(
+      R"({"max_tokens": 9, "messages": [{"role": "user", "content": "x"},
+          {"role": "system", "content": [{"type": "text", "text": "be brief"}]}]})");
+  ASSERT_TRUE(call.ok()) << call.status();
+  const v1::Message& changed = call->request.prompt().messages().messages(1);
+  EXPECT_EQ(changed.role(), "system");
+  EXPECT_EQ(changed.content(), "be brief");
+}
+
+// By the code the anthropic package sends the whole conversation instead.
+TEST(MessagesRequestTest, AThreadOfTheServerIsRefusedByItsCode) {
+  for (const char* thread :
+       {R"({"type": "create"})", R"({"type": "continue", "previous_message_id": "msg_1"})"}) {
+    const auto call = ParseMessages(absl::StrCat(
+        R"({"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "thread": )", thread,
+        "}"));
+    const json error = json::parse(MessagesError(call.status(), ""))["error"];
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    EXPECT_EQ(error["details"]["error_code"], "thread_unsupported_request") << error;
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("thread is not supported"));
+  }
+  EXPECT_FALSE(
+      json::parse(MessagesError(ParseMessages("{}").status(), ""))["error"].contains("details"));
+}
+
 TEST(MessagesRequestTest, WhatIsWrongIsNamedAsTheClientWroteIt) {
   for (const auto& [body, named] : std::vector<std::pair<std::string, std::string>>{
            {R"({"messages": [{"role": "user", "content": "x"}]})", "max_tokens is missing"},
@@ -70,6 +109,12 @@ TEST(MessagesRequestTest, WhatIsWrongIsNamedAsTheClientWroteIt) {
            {R"({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}],
                 "tools": [{"type": "web_search_1", "name": "w"}]})",
             "tools[0].type"},
+           {R"({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}],
+                "output_config": {"format": {"type": "xml"}}})",
+            "output_config.format.type is \"xml\""},
+           {R"({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}],
+                "output_config": {"format": {"type": "json_schema"}}})",
+            "output_config.format.schema is missing"},
            {R"({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}],
                 "tool_choice": {"type": "one"}})",
             "tool_choice.type"}}) {
