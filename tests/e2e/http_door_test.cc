@@ -1,5 +1,5 @@
-// The HTTP door of the five real processes: with curl, with the official `openai` package, and what
-// conversations reuse.
+// The HTTP door of the five real processes: with curl, and what conversations reuse. Neighbour:
+// http_clients_test.cc asks it with the packages that applications use.
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -58,9 +58,6 @@ class HttpDoorTest : public ::testing::Test {
              {{"model", "target"}, {"messages", messages}, {"max_tokens", 8}, {"temperature", 0}}),
         nullptr, false);
   }
-
-  // Runs a script of this directory with the official package; skips where it is missing.
-  void RunPython(const std::string& script, const std::string& package) const;
 
   std::string url_;
   Board board_;
@@ -241,25 +238,6 @@ TEST_F(HttpDoorTest, AnAppsOwnContextIsNeverDeleted) {
   EXPECT_GE(kept, 16);
 }
 
-void HttpDoorTest::RunPython(const std::string& script, const std::string& package) const {
-  // ./withy test makes this Python where it can (PyPI); WITHY_OPENAI_PYTHON names another.
-  const char* given = std::getenv("WITHY_OPENAI_PYTHON");
-  const std::string python = given != nullptr ? given : "python3";
-  if (Shell(absl::StrCat(python, " -c 'import ", package, "' 2>&1")).second != 0) {
-    GTEST_SKIP() << "the Python package " << package << " is missing (pip install " << package
-                 << ")";
-  }
-  const auto [output, code] =
-      Shell(absl::StrCat(python, " ", WITHY_SOURCE_DIR, "/tests/e2e/", script, " http://", url_,
-                         "/v1 ", token_, " 2>&1"));
-  EXPECT_EQ(code, 0) << output;
-  EXPECT_THAT(output, HasSubstr("ok"));
-}
-
-TEST_F(HttpDoorTest, TheOpenAiPackageIsServed) { RunPython("openai_client.py", "openai"); }
-
-TEST_F(HttpDoorTest, TheAnthropicPackageIsServed) { RunPython("anthropic_client.py", "anthropic"); }
-
 class AgentLoopTest : public HttpDoorTest {
  protected:
   AgentLoopTest() : HttpDoorTest(CallingModelPath()) {}
@@ -296,8 +274,6 @@ class AgentLoopTest : public HttpDoorTest {
     return messages;
   }
 };
-
-TEST_F(AgentLoopTest, TheOpenAiPackageRunsIt) { RunPython("openai_agent.py", "openai"); }
 
 // Between a call and its result, and after the answer, everything is killed.
 TEST_F(AgentLoopTest, ItGoesOnAfterEveryProcessWasKilled) {
