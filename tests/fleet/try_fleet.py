@@ -17,103 +17,13 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-ARGUMENTS = [argument for argument in sys.argv[1:] if argument != "--namespaces"]
-NAMESPACES = len(ARGUMENTS) < len(sys.argv) - 1
-BINARIES = pathlib.Path(ARGUMENTS[0] if ARGUMENTS else ROOT / "build/release/bin").resolve()
-MODEL = pathlib.Path(ARGUMENTS[1] if len(ARGUMENTS) > 1 else ROOT / "models/withy-pocket-q8_0.gguf").resolve()
-PROCESSES = ["context-store", "model-worker", "draft-worker", "profiler-agent", "orchestrator"]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Network:
-    """The loopback of this machine."""
-    address, enter = "127.0.0.1", []
-
-    def remove(self):
-        pass
-
-
-class Namespace:
-    """A network of its own, joined to this machine's by a cable."""
-
-    def __init__(self, number):
-        self.name, self.cable, self.address = f"withy{number}", f"withy{number}h", f"10.77.{number}.2"
-        self.enter = ["ip", "netns", "exec", self.name]
-        here, there = ["ip"], ["ip", "-n", self.name]
-        self.remove()
-        for words in (here + ["netns", "add", self.name],
-                      here + ["link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.name],
-                      here + ["address", "add", f"10.77.{number}.1/24", "dev", self.cable],
-                      here + ["link", "set", self.cable, "up"],
-                      there + ["address", "add", f"{self.address}/24", "dev", "eth0"],
-                      there + ["link", "set", "eth0", "up"], there + ["link", "set", "lo", "up"]):
-            subprocess.run(words, check=True)
-
-    def plug(self, into):
-        subprocess.run(["ip", "link", "set", self.cable, "up" if into else "down"], check=True)
-
-    def remove(self):
-        subprocess.run(["ip", "netns", "delete", self.name], stderr=subprocess.DEVNULL)
-
-
-class Board:
-    def __init__(self, directory, network):
-        self.directory, self.network, self.port, self.metrics = directory, network, free_port(), free_port()
-        self.running = []
-
-    def start(self):
-        (self.directory / "run").mkdir(parents=True, exist_ok=True)
-        config = self.directory / "withy.textproto"
-        config.write_text(f"""
-            run_dir: "{self.directory}/run" state_dir: "{self.directory}/state" log_level: "warn"
-            orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "{self.network.address}:{self.port}" tlm_path: "off" audit_off: true }}
-            model {{ path: "{MODEL}" threads: 1 }} draft {{ threads: 1 }} store {{ arena_bytes: 268435456 }}
-            profiler {{ metrics_listen: "{self.network.address}:{self.metrics}" }}
-            tls {{ allow_plaintext_tcp: true }}""")
-        for name in PROCESSES:
-            log = open(self.directory / f"{name}.log", "w")
-            self.running.append(subprocess.Popen(self.network.enter + [BINARIES / f"withy-{name}", "--config", config], stdout=log,
-                                                 stderr=log))
-
-    def ctl(self, *words):
-        environment = dict(os.environ, XDG_CONFIG_HOME=str(self.directory / "home"))
-        return subprocess.run([BINARIES / "withyctl", *words, "--address", f"unix:{self.directory}/run/withy.sock"], env=environment,
-                              capture_output=True, text=True, timeout=60)
-
-    def wait(self):
-        end = time.time() + 120
-        while self.ctl("status", "--quiet").returncode != 0:
-            if time.time() > end:
-                sys.exit(f"{self.directory}: the board does not serve: " + self.ctl("status").stdout)
-            time.sleep(0.2)
-
-    def stop(self, how=signal.SIGTERM):
-        for process in reversed(self.running):
-            process.send_signal(how)
-        for process in self.running:
-            process.wait(60)
-        self.running = []
-
-    def answered(self):
-        with urllib.request.urlopen(f"http://{self.network.address}:{self.metrics}/metrics", timeout=10) as page:
-            found = re.findall(r'^withy_calls_total\{process="orchestrator",code="OK"\} (\d+)', page.read().decode(), re.MULTILINE)
-        return int(found[0]) if found else 0
+from boards import Options, make_fleet, remove_fleet
 
 
 def control_plane(boards):
@@ -183,20 +93,12 @@ def main():
     except ImportError as missing:
         sys.exit(f"{missing}: pip install grpcio xds-protos")
     directory = pathlib.Path(tempfile.mkdtemp(prefix="withy-fleet-"))
+    options = Options(sys.argv[1:])
     seen, boards = {}, []
     try:
-        for number in (1, 2):
-            boards.append(Board(directory / str(number), Namespace(number) if NAMESPACES else Network()))
+        boards = make_fleet(directory, 2, options)
         first, second = boards
-        first.start()
-        first.wait()
-        token = first.ctl("apps", "bind", "fleet", "--print").stdout.strip()
-        first.stop()
-        shutil.copytree(first.directory / "state", second.directory / "state")
-        for board in (first, second):
-            board.start()
-        for board in (first, second):
-            board.wait()
+        token = first.token
         port, server = control_plane([first, second])
         os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = json.dumps({
             "xds_servers": [{"server_uri": f"127.0.0.1:{port}", "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}],
@@ -217,15 +119,14 @@ def main():
                 return failed
 
             seen["failed_with_two"] = calls(20)
-            time.sleep(2)  # the agent reads the counters now and then
             seen["answered"] = [first.answered(), second.answered()]
-            if NAMESPACES:
+            if options.namespaces:
                 second.network.plug(False)
             else:
                 second.stop(signal.SIGKILL)
             seen["failed_at_the_fault"] = calls(5)
             seen["failed_with_one"] = calls(20)
-            if NAMESPACES:
+            if options.namespaces:
                 second.network.plug(True)
                 end = time.time() + 120
                 while second.answered() <= seen["answered"][1] and time.time() < end:
@@ -234,9 +135,7 @@ def main():
                 seen["answered_when_back"] = second.answered() - seen["answered"][1]
         server.stop(0)
     finally:
-        for board in boards:
-            board.stop(signal.SIGKILL)
-            board.network.remove()
+        remove_fleet(boards)
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps(seen))
     both = min(seen["answered"]) > 0 and seen.get("answered_when_back", 1) > 0
