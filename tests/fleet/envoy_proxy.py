@@ -50,7 +50,6 @@ def boards_cluster(addresses):
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [{"timeout": "1s", "interval": "0.5s", "no_traffic_interval": "0.5s", "unhealthy_threshold": 2,
                            "healthy_threshold": 1, "http_health_check": {"path": "/health"}}],
-        # Boards close a connection after its answer.
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
             "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
             "explicit_http_config": {"http_protocol_options": {}}}}}

@@ -29,8 +29,8 @@ from envoy_proxy import CONVERSATION, DESTINATION
 
 SCRAPE_S, SCRAPE_TIMEOUT_S = 0.1, 0.5
 AWAY_S = 1.0  # a board that was not seen for so long is away
-# What was measured long ago counts less: a board that was slow and gets no calls is tried again.
-FORGET_S = 5.0
+# Half of what a board was slower than the best is forgotten after so long without news: then it is tried again.
+FORGET_S = 10.0
 NEWEST_WEIGHT = 0.3
 
 
@@ -57,9 +57,8 @@ class Board:
         return self.ready and now - self.seen_at < AWAY_S
 
     def expected_s(self, best_token_s, now):
-        token_s = self.token_s or best_token_s
-        if now - self.measured_at > FORGET_S:
-            token_s = best_token_s
+        slower_s = (self.token_s or best_token_s) - best_token_s
+        token_s = best_token_s + slower_s * 0.5 ** ((now - self.measured_at) / FORGET_S)
         return token_s * (self.calls + self.sent + 1)
 
 

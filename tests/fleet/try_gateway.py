@@ -7,7 +7,7 @@
 and a word.
 
 Every board's model worker runs half of the time, so that three of them leave room on two cores. The best board alone is asked
-first. Then 1,000 calls with the SLO headers of llm-d go through Envoy: one board is slowed to a quarter, later another one is
+first. Then 1,000 calls with the SLO headers of llm-d go through Envoy: one board is slowed to an eighth, later another one is
 killed (with --namespaces: its cable is pulled). Before, after, and when the board is back, conversations go to their homes.
 Last, the picker is killed: Envoy's ring hash goes on. Prints what it saw as JSON; exit code 0 if all of it is as it should be.
 """
@@ -30,8 +30,8 @@ from envoy_proxy import BOARD, CONVERSATION, Envoy, program
 SKIPPED = 77
 CALLS, ALONE_CALLS = 1000, 300
 SLOWED_BEFORE, DEAD_BEFORE = 250, 600  # of the calls
-SHARE, SLOW_SHARE = 0.5, 0.125         # of the time that a model worker runs
-LOAD = 0.9                             # of what the best board alone can answer
+SHARE, SLOW_SHARE = 0.5, 0.06          # of the time that a model worker runs
+LOAD = 1.0                             # of what the best board alone can answer
 # The SLO: so many times what an idle board takes.
 TTFT_TIMES, TPOT_TIMES = 5, 4
 # The picker has noticed a change after so long.
