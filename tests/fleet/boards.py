@@ -93,7 +93,8 @@ class Board:
             run_dir: "{self.directory}/run" state_dir: "{self.directory}/state" log_level: "warn"
             orchestrator {{ listen: "unix:{self.directory}/run/withy.sock" listen: "{self.network.address}:{self.port}"
                             http_listen: "{self.http}" tlm_path: "off" audit_off: true }}
-            model {{ path: "{self.options.model}" threads: 1 }} draft {{ threads: 1 }} store {{ arena_bytes: 268435456 }}
+            model {{ path: "{self.options.model}" threads: 1 }}
+            draft {{ path: "{ROOT}/models/withy-pocket-draft-q8_0.gguf" threads: 1 }} store {{ arena_bytes: 268435456 }}
             profiler {{ metrics_listen: "{self.metrics}" }}
             tls {{ allow_plaintext_tcp: true }}""")
         for name in PROCESSES:

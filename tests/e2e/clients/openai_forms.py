@@ -24,10 +24,11 @@ def parsed_chat(client):
 
 def parsed_tool(client):
     tool = openai.pydantic_function_tool(Animal, name="saw")
+    one = {"tools": [tool], "parallel_tool_calls": False}
     for choice in ("required", {"type": "function", "function": {"name": "saw"}}):
-        message = client.chat.completions.parse(**ASKED, tools=[tool], tool_choice=choice).choices[0].message
+        message = client.chat.completions.parse(**ASKED, **one, tool_choice=choice).choices[0].message
         assert isinstance(message.tool_calls[0].function.parsed_arguments, Animal), message
-    with client.chat.completions.stream(**ASKED, tools=[tool], tool_choice="required") as stream:
+    with client.chat.completions.stream(**ASKED, **one, tool_choice="required") as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
     assert [event.name for event in done] == ["saw"] and isinstance(done[0].parsed_arguments, Animal), done
 

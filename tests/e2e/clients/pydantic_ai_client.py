@@ -40,8 +40,9 @@ def tools(model, settings):
 
 
 def forms(model, settings, kinds):
+    one = dict(settings, parallel_tool_calls=False)
     for kind in kinds:
-        output = Agent(model, model_settings=settings, output_type=kind(Animal)).run_sync(QUESTION).output
+        output = Agent(model, model_settings=one, output_type=kind(Animal)).run_sync(QUESTION).output
         assert isinstance(output, Animal), (kind, output)
 
 
