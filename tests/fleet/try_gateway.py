@@ -154,7 +154,7 @@ class Scenario:
             repeated_by_clients=sum(outcome.repeats > 0 for outcome in outcomes),
             picked_before=even, picked_while_one_is_slow=slowed, picked_without_the_dead=after)
         self.expect("every board gets calls", min(even) > 0)
-        self.expect("the slow board gets less", slowed[2] < 0.5 * min(slowed[:2]))
+        self.expect("the slow board gets less", slowed[2] < 0.7 * min(slowed[:2]))
         self.expect("the dead board gets nothing", after[1] == 0 and after[0] > 0)
         self.expect("no call is lost", not lost)
         self.expect("all boards answer alike", differ == 0)
