@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/tokenizer/mapped_text.h"
+#include "engine/tokenizer/normal_form.h"
 #include "engine/tokenizer/pre_tokenizer_choice.h"
 #include "engine/tokenizer/split.h"
 #include "engine/tokenizer/unicode.h"
@@ -133,25 +135,43 @@ class BpeTokenizer final : public VocabTokenizer {
     std::vector<uint32_t> word_ends;
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
+    MappedText normal;
+  };
+
+  // A text that is encoded, and where in the input its bytes are.
+  struct Part {
+    std::string_view text;
+    uint32_t begin = 0;                  // in the input
+    const MappedText* mapped = nullptr;  // `text` is its text; null: the input's own
+
+    ByteSpan Source(uint32_t from, uint32_t to) const {
+      if (mapped == nullptr) return {begin + from, begin + to};
+      return {mapped->SourceOf(from), mapped->SourceOf(to)};
+    }
   };
 
   void EncodeText(std::string_view text, uint32_t begin, uint32_t end, CancelPoll& poll,
                   Scratch& scratch, Encoding& out) const {
+    Part part{text.substr(begin, end - begin), begin};
+    if (pre_.normal_form && MayNeedNormalForm(part.text)) {
+      NormalForm(part.text, begin, poll, &scratch.normal);
+      part = {scratch.normal.text(), begin, &scratch.normal};
+    }
     scratch.word_ends.clear();
-    SplitWords(pre_.rule, text.substr(begin, end - begin), scratch.word_ends, &poll);
-    uint32_t word_begin = begin;
-    for (const uint32_t relative_end : scratch.word_ends) {
-      const uint32_t word_end = begin + relative_end;
+    SplitWords(pre_.rule, part.text, scratch.word_ends, &poll);
+    uint32_t word_begin = 0;
+    for (const uint32_t word_end : scratch.word_ends) {
       if (poll.Stop(word_end - word_begin)) return;
-      EncodeWord(text.substr(word_begin, word_end - word_begin), word_begin, poll, scratch, out);
+      EncodeWord(part, word_begin, word_end, poll, scratch, out);
       word_begin = word_end;
     }
   }
 
-  void EncodeWord(std::string_view word, uint32_t begin, CancelPoll& poll, Scratch& scratch,
-                  Encoding& out) const {
+  void EncodeWord(const Part& part, uint32_t begin, uint32_t end, CancelPoll& poll,
+                  Scratch& scratch, Encoding& out) const {
+    const std::string_view word = part.text.substr(begin, end - begin);
     if (const auto whole = whole_words_.find(ToAbsl(word)); whole != whole_words_.end()) {
-      Append(whole->second, {begin, begin + static_cast<uint32_t>(word.size())}, out);
+      Append(whole->second, part.Source(begin, end), out);
       return;
     }
     std::vector<Symbol>& symbols = scratch.symbols;
@@ -162,7 +182,6 @@ class BpeTokenizer final : public VocabTokenizer {
       symbols.push_back({id, i - 1, i + 1 < count ? i + 1 : -1, begin + static_cast<uint32_t>(i)});
     }
     MergeSymbols(symbols, poll, scratch.heap);
-    const uint32_t end = begin + static_cast<uint32_t>(word.size());
     for (int32_t i = 0; i != -1; i = symbols[static_cast<size_t>(i)].next) {
       const Symbol& symbol = symbols[static_cast<size_t>(i)];
       const uint32_t symbol_end =
@@ -170,9 +189,9 @@ class BpeTokenizer final : public VocabTokenizer {
       // A byte without a token is dropped, as those that train such vocabularies do: their unknown
       // token is one for other purposes, often the end of text.
       if (symbol.id == kNoToken) {
-        Drop({symbol.begin, symbol_end}, out);
+        Drop(part.Source(symbol.begin, symbol_end), out);
       } else {
-        Append(symbol.id, {symbol.begin, symbol_end}, out);
+        Append(symbol.id, part.Source(symbol.begin, symbol_end), out);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Byte-level byte-pair encoding (tokenizer.ggml.model "gpt2"). Lossless for any bytes. Neighbours:
+// Byte-level byte-pair encoding (tokenizer.ggml.model "gpt2"). Lossless for any bytes,
+// but for vocabularies that want normal form C. Neighbours:
 // split.h splits text into words, make_tokenizer.cc selects this class.
 #pragma once
 

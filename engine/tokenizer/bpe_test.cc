@@ -142,6 +142,50 @@ TEST(BpeTest, WholeWordsSkipMergesWhereTheRuleSaysSo) {
   }
 }
 
+// "e" and an accent are the one token of the letter, and its span covers both.
+TEST(BpeTest, Qwen2BringsTextToNormalForm) {
+  for (const bool qwen2 : {false, true}) {
+    TestVocab vocab;
+    vocab.AddByteAlphabet();
+    vocab.AddMerge("\xC3\x83", "\xC2\xA9");  // the bytes of U+00E9
+    const auto tokenizer = vocab.Make("gpt2", qwen2 ? "qwen2" : "deepseek-r1-qwen").value();
+    const std::string text = "ae\xCC\x81o \xFF\xCC\x81";
+    const TextPiece piece{text, false};
+    const Encoding encoding = tokenizer->EncodePieces({&piece, 1}, {});
+    if (qwen2) {
+      EXPECT_EQ(encoding.ids, (Ids{'a', 256, 'o', ' ', 0xFF, 0xCC, 0x81}));
+      EXPECT_EQ(encoding.spans,
+                (std::vector<ByteSpan>{{0, 1}, {1, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 9}}));
+      EXPECT_EQ(tokenizer->Decode(encoding.ids), "a\xC3\xA9o \xFF\xCC\x81");
+    } else {
+      EXPECT_EQ(encoding.ids.size(), text.size());
+      EXPECT_EQ(tokenizer->Decode(encoding.ids), text);
+    }
+  }
+}
+
+// A letter that becomes two, marks that change places, jamo that become a syllable; and marks
+// without end, which are normalised in parts.
+TEST(BpeTest, NormalFormIsUnicodes) {
+  TestVocab vocab;
+  vocab.AddByteAlphabet();
+  const auto tokenizer = vocab.Make("gpt2", "qwen2").value();
+  const auto normal = [&](const std::string& text) {
+    return tokenizer->Decode(tokenizer->Encode(text));
+  };
+  EXPECT_EQ(normal("\u0958"), "\u0915\u093C");
+  EXPECT_EQ(normal("q\u0307\u0323"), "q\u0323\u0307");
+  EXPECT_EQ(normal("\u1112\u1161\u11AB!"), "\uD55C!");
+  EXPECT_EQ(normal("\u212B\u2126"), "\u00C5\u03A9");
+  EXPECT_EQ(normal("\u00E9\u4E2D\U0001F600"), "\u00E9\u4E2D\U0001F600");
+  std::string marks = "a";
+  for (int i = 0; i < 1 << 15; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0323";
+  const double start = ThreadCpuSeconds();
+  EXPECT_EQ(normal(marks).size(), marks.size());
+  // Takes milliseconds; sorting all marks together would take minutes.
+  EXPECT_LT(ThreadCpuSeconds() - start, 20.0);
+}
+
 TEST(BpeTest, BadVocabulariesAreRefused) {
   const auto message = [](TestVocab& vocab, const char* pre) {
     const absl::Status status = vocab.Make("gpt2", pre).status();

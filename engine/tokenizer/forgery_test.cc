@@ -110,6 +110,36 @@ Vocabulary Spm(SpmUnknown unknown, bool bytes, bool kinds, bool prefix) {
   return made;
 }
 
+Vocabulary Unigram(SpmUnknown unknown, bool bytes, bool strip) {
+  TestVocab vocab;
+  vocab.Add("<unk>", TokenKind::kUnknown);
+  vocab.Add("<s>", TokenKind::kControl);
+  vocab.Add("</s>", TokenKind::kControl);
+  vocab.Add("<|x|>", TokenKind::kControl);
+  if (bytes) vocab.AddByteFallback();
+  float score = 0.0f;
+  for (const char* text : {kMark, "a", "!", "<", "/", "s", ">", "</s>", "<s>", "<unk>", "<|x|>",
+                           "u", "n", "k", "[", "]", "|", "x", "aa"}) {
+    vocab.Add(text, TokenKind::kNormal, score -= 1.0f);
+  }
+  // Rules that write texts of control tokens.
+  vocab.writer().SetArray<uint8_t>(
+      "tokenizer.ggml.precompiled_charsmap",
+      MakeCharsmap({{"\xE4\xB8\xAD", "</s>"}, {"\xC3\xA9", ""}, {"\n", " "}, {"!!!", "<s>"}}));
+  const std::array<uint32_t, 4> ids = {0, 2, 1, 3};
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id",
+                               ids[static_cast<size_t>(unknown)]);
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", 2);
+  vocab.writer().Set<bool>("tokenizer.ggml.add_space_prefix", strip);
+  vocab.writer().Set<bool>("tokenizer.ggml.remove_extra_whitespaces", strip);
+  Vocabulary made;
+  made.name = "Unigram, unknown " + std::to_string(static_cast<int>(unknown)) +
+              (bytes ? ", bytes" : "") + (strip ? ", strips" : "");
+  made.tokenizer = vocab.Make("t5").value();
+  if (unknown == SpmUnknown::kUnknown) made.unknown = 0;
+  return made;
+}
+
 Vocabulary WordPiece(uint32_t unknown, TokenKind unknown_kind) {
   TestVocab vocab;
   vocab.Add("[UNK]", unknown_kind);
@@ -132,6 +162,7 @@ std::vector<Vocabulary> Vocabularies() {
        {SpmUnknown::kUnknown, SpmUnknown::kEnd, SpmUnknown::kBegin, SpmUnknown::kControl}) {
     for (const bool bytes : {false, true}) {
       for (const bool kinds : {false, true}) all.push_back(Spm(unknown, bytes, kinds, bytes));
+      for (const bool strip : {false, true}) all.push_back(Unigram(unknown, bytes, strip));
     }
   }
   all.push_back(WordPiece(0, TokenKind::kUnknown));

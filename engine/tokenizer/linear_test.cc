@@ -102,6 +102,25 @@ Named Spm(bool bytes) {
   return {bytes ? "llama" : "llama without bytes", vocab.Make("llama").value()};
 }
 
+Named Unigram(bool bytes) {
+  TestVocab vocab;
+  vocab.Add("<pad>", TokenKind::kControl);
+  vocab.Add("</s>", TokenKind::kControl);
+  vocab.Add("<unk>", TokenKind::kUnknown);
+  if (bytes) vocab.AddByteFallback();
+  float score = 0.0f;
+  for (const char* text : {kMark, "a", "aa", "aaaa", "7", "77", "7777", "<", "|", "im"}) {
+    vocab.Add(text, TokenKind::kNormal, score -= 1.0f);
+  }
+  vocab.Add(std::string(200, '7'));
+  vocab.Add("<u>", TokenKind::kUserDefined);
+  vocab.writer().SetArray<uint8_t>(
+      "tokenizer.ggml.precompiled_charsmap",
+      MakeCharsmap({{"\n", " "}, {std::string(60, ' ') + "x", " "}, {"\xCC\x81", ""}}));
+  vocab.writer().Set<bool>("tokenizer.ggml.remove_extra_whitespaces", bytes);
+  return {bytes ? "t5" : "t5 without bytes", vocab.Make("t5").value()};
+}
+
 Named WordPiece() {
   TestVocab vocab;
   vocab.Add("[UNK]", TokenKind::kUnknown);
@@ -126,6 +145,8 @@ std::vector<Named> Tokenizers() {
   all.push_back(Bpe("llama-bpe", false));
   all.push_back(Spm(true));
   all.push_back(Spm(false));
+  all.push_back(Unigram(true));
+  all.push_back(Unigram(false));
   all.push_back(WordPiece());
   return all;
 }

@@ -401,7 +401,10 @@ constexpr PreTokenizerInfo kGpt2Info = {PreTokenizer::kGpt2, false, false};
 constexpr PreTokenizerInfo kDigitsInfo = {PreTokenizer::kSingleDigits, false, false};
 constexpr PreTokenizerInfo kLlama3Info = {PreTokenizer::kLlama3, true, true};
 constexpr PreTokenizerInfo kLlama3LikeInfo = {PreTokenizer::kLlama3, false, false};
-constexpr PreTokenizerInfo kQwen2Info = {PreTokenizer::kQwen2, false, false};
+// The published tokenizers of Qwen2 to Qwen3.5 normalise text; those of others with their rule are
+// not known to.
+constexpr PreTokenizerInfo kQwen2Info = {PreTokenizer::kQwen2, false, false, true};
+constexpr PreTokenizerInfo kQwen2LikeInfo = {PreTokenizer::kQwen2, false, false};
 
 constexpr Named kNames[] = {
     {"default", {PreTokenizer::kDefault, false, false}},
@@ -442,17 +445,17 @@ constexpr Named kNames[] = {
     {"glm4", kLlama3LikeInfo},
     {"qwen2", kQwen2Info},
     {"qwen3", kQwen2Info},
-    {"deepseek-r1-qwen", kQwen2Info},
-    {"stablelm2", kQwen2Info},
-    {"megrez", kQwen2Info},
-    {"kormo", kQwen2Info},
-    {"hunyuan", kQwen2Info},
-    {"solar-open", kQwen2Info},
-    {"grok-2", kQwen2Info},
-    {"bailingmoe", kQwen2Info},
-    {"bailingmoe2", kQwen2Info},
-    {"llada-moe", kQwen2Info},
-    {"qwen35", {PreTokenizer::kQwen35, false, false}},
+    {"deepseek-r1-qwen", kQwen2LikeInfo},
+    {"stablelm2", kQwen2LikeInfo},
+    {"megrez", kQwen2LikeInfo},
+    {"kormo", kQwen2LikeInfo},
+    {"hunyuan", kQwen2LikeInfo},
+    {"solar-open", kQwen2LikeInfo},
+    {"grok-2", kQwen2LikeInfo},
+    {"bailingmoe", kQwen2LikeInfo},
+    {"bailingmoe2", kQwen2LikeInfo},
+    {"llada-moe", kQwen2LikeInfo},
+    {"qwen35", {PreTokenizer::kQwen35, false, false, true}},
     {"seed-coder", {PreTokenizer::kSeedCoder, false, false}},
     {"ufakzeka", {PreTokenizer::kWithoutContractions, false, false}},
     {"laguna", {PreTokenizer::kLines, false, false}},

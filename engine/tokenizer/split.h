@@ -38,6 +38,7 @@ struct PreTokenizerInfo {
   PreTokenizer rule = PreTokenizer::kGpt2;
   bool ignore_merges = false;  // a word that is itself a token is not merged
   bool add_bos = false;        // default if the file has no setting
+  bool normal_form = false;    // text is brought to normal form C first (normal_form.h)
 };
 
 // Errors: Unimplemented naming `name`.

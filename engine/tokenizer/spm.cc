@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,19 +9,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "engine/tokenizer/sentencepiece.h"
 #include "engine/tokenizer/unicode.h"
 #include "engine/tokenizer/vocab.h"
 
 namespace withy::engine {
 namespace {
-
-constexpr std::string_view kSpaceMark =
-    "\xE2\x96\x81";  // U+2581, which vocabularies use for a space
 
 struct Options {
   bool add_space_prefix = true;
@@ -218,45 +211,12 @@ class SpmTokenizer final : public VocabTokenizer {
   uint32_t longest_ = 0;                                       // bytes of the longest of them
 };
 
-// "<0x0A>" -> 10, anything else -> -1.
-int ByteOf(std::string_view text) {
-  uint32_t value = 0;
-  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return -1;
-  if (!absl::SimpleHexAtoi(ToAbsl(text.substr(3, 2)), &value)) return -1;
-  return static_cast<int>(value);
-}
-
-std::string BytesOf(const Vocab& vocab, int32_t id) {
-  const std::string_view text = vocab.text(id);
-  switch (vocab.kind(id)) {
-    case TokenKind::kByte: {
-      const int byte = ByteOf(text);
-      return byte < 0 ? std::string(text) : std::string(1, static_cast<char>(byte));
-    }
-    case TokenKind::kNormal:
-    case TokenKind::kUnused:
-      return absl::StrReplaceAll(ToAbsl(text), {{ToAbsl(kSpaceMark), " "}});
-    default:
-      return std::string(text);
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSpmTokenizer(const GgufFile& file) {
   WITHY_ASSIGN_OR_RETURN(Vocab vocab,
                          Vocab::Load(file, {.bos = 1, .eos = 2, .unknown = 0, .add_bos = true}));
-  WITHY_ASSIGN_OR_RETURN(std::vector<float> scores, file.GetFloatArray("tokenizer.ggml.scores"));
-  if (scores.size() != static_cast<size_t>(vocab.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tokenizer.ggml.scores has ",
-                                                   scores.size(), " entries for ", vocab.size(),
-                                                   " tokens"));
-  }
-  for (size_t i = 0; i < scores.size(); ++i) {
-    if (!std::isnan(scores[i])) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.path(), ": tokenizer.ggml.scores entry ", i, " is not a number"));
-  }
+  WITHY_ASSIGN_OR_RETURN(std::vector<float> scores, ReadScores(file, vocab));
   Options options;
   WITHY_ASSIGN_OR_RETURN(options.add_space_prefix,
                          file.GetBoolOr("tokenizer.ggml.add_space_prefix", true));
@@ -268,16 +228,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSpmTokenizer(const GgufFile& file
       absl::StrContains(lower_name, "phi-3") || absl::StrContains(lower_name, "phi3");
 
   std::array<int32_t, 256> byte_ids;
-  byte_ids.fill(kNoToken);
-  std::vector<std::string> bytes;
-  bytes.reserve(scores.size());
-  for (int32_t id = 0; id < vocab.size(); ++id) {
-    if (vocab.kind(id) == TokenKind::kByte) {
-      const int byte = ByteOf(vocab.text(id));
-      if (byte >= 0) byte_ids[static_cast<size_t>(byte)] = id;
-    }
-    bytes.push_back(BytesOf(vocab, id));
-  }
+  std::vector<std::string> bytes = BytesOfMarkedTokens(vocab, &byte_ids);
   return std::make_unique<SpmTokenizer>(std::move(vocab), std::move(bytes), std::move(scores),
                                         byte_ids, options);
 }

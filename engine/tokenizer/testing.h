@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <ctime>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,43 @@ inline double ThreadCpuSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// A precompiled_charsmap of a few rules: the children of each beginning have a block of their own.
+inline std::vector<uint8_t> MakeCharsmap(const std::map<std::string, std::string>& rules) {
+  constexpr size_t kBlock = 256;
+  std::map<std::string, size_t> blocks = {{"", 0}};  // by beginning
+  for (const auto& [text, replacement] : rules) {
+    for (size_t bytes = 1; bytes <= text.size(); ++bytes) {
+      blocks.emplace(text.substr(0, bytes), blocks.size());
+    }
+  }
+  std::vector<uint32_t> units(kBlock * blocks.size());
+  std::string replacements;
+  for (const auto& [text, block] : blocks) {
+    const size_t children = kBlock * block;
+    size_t node = 0;
+    if (!text.empty()) {
+      const auto label = static_cast<uint8_t>(text.back());
+      node = kBlock * blocks.at(text.substr(0, text.size() - 1)) + label;
+      units[node] |= label;
+    }
+    units[node] |= static_cast<uint32_t>((node ^ children) << 10);
+    const auto rule = rules.find(text);
+    if (rule == rules.end()) continue;
+    units[node] |= 1u << 8;
+    units[children] = static_cast<uint32_t>(replacements.size()) | 1u << 31;
+    replacements += rule->second + '\0';
+  }
+  std::vector<uint8_t> bytes;
+  const auto add = [&bytes](uint32_t value) {
+    for (int shift = 0; shift < 32; shift += 8)
+      bytes.push_back(static_cast<uint8_t>(value >> shift));
+  };
+  add(static_cast<uint32_t>(sizeof(uint32_t) * units.size()));
+  for (const uint32_t unit : units) add(unit);
+  bytes.insert(bytes.end(), replacements.begin(), replacements.end());
+  return bytes;
 }
 
 // Collects tokens and merges, then writes and reads a file. Ids are assigned in order of Add.

@@ -1,6 +1,6 @@
-// Converts text to token ids and back, as the model file specifies (SentencePiece-like, byte-level
-// BPE or WordPiece). Neighbours: chat/ makes the pieces to encode, sampling/ picks ids. Does not
-// know prompts or models.
+// Converts text to token ids and back, as the model file specifies (SentencePiece-like, Unigram,
+// byte-level BPE or WordPiece). Neighbours: chat/ makes the pieces to encode, sampling/ picks ids.
+// Does not know prompts or models.
 //
 //   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, MakeTokenizer(file));
 //   std::vector<int32_t> ids = tokenizer->Encode("Hello", {.add_bos = true});
@@ -54,8 +54,8 @@ class Tokenizer {
   // Pieces are encoded as one text: tokens may cross piece borders, control tokens never do.
   // Accepts any bytes. Time is O(n log n) in the longest word and O(n) in the text. Texts are cut
   // at 1 GiB. Without `parse_special` no text becomes a control token or a token that ends an
-  // answer. A character without a token is dropped. SentencePiece without byte tokens and WordPiece
-  // replace it by the unknown token, if the file has one that means nothing else.
+  // answer. A character without a token is dropped. SentencePiece and Unigram without byte tokens
+  // and WordPiece replace it by the unknown token, if the file has one that means nothing else.
   virtual Encoding EncodePieces(std::span<const TextPiece> pieces,
                                 const EncodeOptions& options) const = 0;
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}) const;
@@ -63,7 +63,7 @@ class Tokenizer {
   // The bytes that the ids represent; may be invalid UTF-8. Control tokens give nothing unless
   // `render_special`; ids outside the vocabulary give nothing. Encode() without special parsing and
   // then Decode() returns the input without dropped characters (SentencePiece's leading space is
-  // removed again).
+  // removed again); for vocabularies that normalise text (Qwen's, Unigram), the normalised input.
   std::string Decode(std::span<const int32_t> ids, bool render_special = false) const;
 
   virtual int32_t vocab_size() const = 0;

@@ -282,7 +282,7 @@ void VocabTokenizer::Append(int32_t id, ByteSpan span, Encoding& out) {
 void VocabTokenizer::Drop(ByteSpan span, Encoding& out) {
   if (out.spans.empty()) return;
   ByteSpan& last = out.spans.back();
-  if (last.end > last.begin) last.end = span.end;
+  if (last.end > 0) last.end = span.end;  // not of BOS or a leading space
 }
 
 void VocabTokenizer::Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options,

@@ -53,7 +53,7 @@ Subject MakeBpe(const std::string& pre, bool whole) {
     vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(end));
   }
   vocab.Add("<u>", TokenKind::kUserDefined);
-  return {vocab.Make("gpt2", pre).value(), whole};
+  return {vocab.Make("gpt2", pre).value(), whole && pre != "qwen2"};  // which normalises text
 }
 
 // Without `bytes`, text without a token becomes `unknown`, or nothing if that ends an answer.
@@ -73,6 +73,31 @@ Subject MakeSpm(bool space_prefix, bool bytes, uint32_t unknown) {
   vocab.writer().Set<bool>("tokenizer.ggml.add_space_prefix", space_prefix);
   vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", unknown);
   return {vocab.Make("llama").value(), bytes, unknown == 0 ? 0 : kNoToken};
+}
+
+// Normalises text, by rules too if it strips.
+Subject MakeUnigram(bool strip, bool bytes, uint32_t unknown) {
+  TestVocab vocab;
+  vocab.Add("<unk>", TokenKind::kUnknown);
+  vocab.Add("<s>", TokenKind::kControl);
+  vocab.Add("</s>", TokenKind::kControl);
+  if (bytes) vocab.AddByteFallback();
+  float score = 0.0f;
+  for (const char* text : {"\xE2\x96\x81", "a", "aa", "aaaa", "t", "h", "e", "th", "the",
+                           "\xE2\x96\x81the", "<", "s", ">", "s>", "</s>", "\xC3\xA9"}) {
+    vocab.Add(text, TokenKind::kNormal, score -= 1.0f);
+  }
+  vocab.Add("<u>", TokenKind::kUserDefined);
+  if (strip) {
+    vocab.writer().SetArray<uint8_t>(
+        "tokenizer.ggml.precompiled_charsmap",
+        MakeCharsmap({{"\n", " "}, {"e\xCC\x81", "\xC3\xA9"}, {"\t", ""}, {"aaa", "</s>"}}));
+  }
+  vocab.writer().Set<bool>("tokenizer.ggml.add_space_prefix", strip);
+  vocab.writer().Set<bool>("tokenizer.ggml.remove_extra_whitespaces", strip);
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.unknown_token_id", unknown);
+  vocab.writer().Set<uint32_t>("tokenizer.ggml.eos_token_id", 2);
+  return {vocab.Make("t5").value(), false, unknown == 0 ? 0 : kNoToken};
 }
 
 Subject MakeWordPiece(uint32_t unknown) {
@@ -102,6 +127,10 @@ const std::vector<Subject>& Subjects() {
     made->push_back(MakeSpm(true, false, 0));
     made->push_back(MakeSpm(false, false, 2));
     made->push_back(MakeWordPiece(1));
+    made->push_back(MakeUnigram(false, true, 0));
+    made->push_back(MakeUnigram(true, true, 0));
+    made->push_back(MakeUnigram(true, false, 0));
+    made->push_back(MakeUnigram(true, false, 2));
     return made;
   }();
   return *subjects;
