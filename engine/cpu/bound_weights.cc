@@ -62,6 +62,7 @@ void BoundWeights::CollectForms() {
         forms_.head |= form;
         break;
       case WeightRole::kEmbedding:
+      case WeightRole::kPositions:
         break;
       default:
         forms_.input |= form;

@@ -319,7 +319,7 @@ class Forward {
     args.out = gate_y_.data();
     args.out_stride = 2048;
     for (int layer = 0; layer < kLayers; ++layer) {
-      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
+      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, {norm_.data(), 1e-5f}, &in_);
       const MatMulArgs qkv{qkv_.Copy(layer), &in_, 0, rows_, y_.data(), 2560};
       AddMatMuls(steps, kernels_, {&qkv, 1});
       args.row = row_.data() + layer * rows_;
@@ -327,7 +327,7 @@ class Forward {
       AddPrepareRows(steps, kernels_, gate_y_.data(), 2048, rows_, &in_);
       MatMulArgs product{out_.Copy(layer), &in_, 0, rows_, x_.data(), 2048, true};
       AddMatMuls(steps, kernels_, {&product, 1});
-      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, norm_.data(), 1e-5f, &in_);
+      AddNormAndPrepareRows(steps, kernels_, x_.data(), 2048, rows_, {norm_.data(), 1e-5f}, &in_);
       AddGateUp(steps, kernels_, {gate_.Copy(layer), &in_, 0, rows_, gate_y_.data(), 5632},
                 {up_.Copy(layer), &in_, 0, rows_, up_y_.data(), 5632}, &h_);
       product = {down_.Copy(layer), &h_, 0, rows_, x_.data(), 2048, true};

@@ -47,6 +47,14 @@ KeyBias::KeyBias(const ModelFacts& facts, const BoundWeights& weights) {
     const auto at = static_cast<size_t>(layer);
     if (!facts.layers[at].k_bias) continue;
     stored_[at] = weights.Vector({WeightRole::kKBias, layer});
+    // Keys that are not turned all get the same bias, which adds the same to all scores of a query.
+    const bool adds_nothing = s.RopeOf(layer) == ModelShape::kNoRope &&
+                              s.qk_norm == QkNorm::kNone && s.attention_cap == 0.0f;
+    if (adds_nothing) {
+      zeros_.resize(static_cast<size_t>(s.kv_rows()));
+      stored_[at] = zeros_.data();
+      continue;
+    }
     // Where what is rotated is not a sum with the bias, or is rotated otherwise than all layers of
     // most models are, the bias is stored.
     const bool plain_rope = s.rope_dims == s.head_dim && s.RopeOf(layer) == 0;

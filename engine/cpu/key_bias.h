@@ -39,6 +39,7 @@ class KeyBias {
   void MakeTables(const ModelShape& shape);
 
   std::vector<const float*> stored_;            // by layer; nullptr without a K bias
+  std::vector<float> zeros_;                    // stored where the bias changes nothing
   std::vector<std::unique_ptr<Layer>> layers_;  // empty: no layer has anything to add
   std::vector<float> in_run_;
   std::vector<float> of_run_;

@@ -42,6 +42,35 @@ PieceSize PieceTiles(const PackedMatrix& w, int rows, int tiles, int threads) {
 constexpr PieceSize kPieceRows{2, 16};
 constexpr int kMergeItems = 4;  // each takes a microsecond
 
+// Adds columns [begin, end) of `bias` to the rows of a product.
+void AddBias(const Kernels& kernels, const MatMulArgs& product, const float* bias, int begin,
+             int end) {
+  for (int row = 0; row < product.rows; ++row) {
+    kernels.add(bias + begin, end - begin, product.y + row * product.y_stride + begin);
+  }
+}
+
+// x[n] = gelu(x), as that of a gate beside which all is 1.
+void Gelu(const Kernels& kernels, float* x, int n) {
+  constexpr int kOnes = 256;
+  static constexpr auto kAllOnes = [] {
+    std::array<float, kOnes> ones{};
+    for (float& one : ones) one = 1.0f;
+    return ones;
+  }();
+  for (int i = 0; i < n; i += kOnes) {
+    kernels.geglu(x + i, kAllOnes.data(), std::min(kOnes, n - i), x + i);
+  }
+}
+
+// out[n] = x - mean(x)
+void SubtractMean(const float* x, int n, float* out) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += static_cast<double>(x[i]);
+  const auto mean = static_cast<float>(sum / n);
+  for (int i = 0; i < n; ++i) out[i] = x[i] - mean;
+}
+
 float* RowScratch(int n) {
   thread_local AlignedArray<float> scratch;
   scratch.Resize(static_cast<size_t>(n) + 16);
@@ -54,6 +83,7 @@ struct Products {
   int count = 0;
   const Kernels* kernels = nullptr;
   std::span<const MatMulArgs> more;
+  const float* bias = nullptr;  // of the first product
 
   int all() const { return count + static_cast<int>(more.size()); }
   const MatMulArgs& at(int i) const {
@@ -80,6 +110,9 @@ struct Products {
       const int tiles = TilesOf(p);
       const int to = std::min(end - first, tiles);
       if (from < to) kernels->matmul(p, from, to);
+      if (from < to && i == 0 && bias != nullptr) {
+        AddBias(*kernels, p, bias, from * kTileRows, std::min(to * kTileRows, p.w.n_out));
+      }
       first += tiles;
     }
   }
@@ -125,6 +158,31 @@ struct GateUpProducts {
   }
 };
 
+// The up product of an MLP without a gate, its bias, GELU, and the conversion of the result for
+// down.
+struct UpProduct {
+  const Kernels* kernels;
+  MatMulArgs up;
+  const float* bias;
+  Activations* h;
+
+  const std::byte* FirstRead(int begin) const { return up.w.data + TileOffset(up.w, 0, begin); }
+
+  // Computes tiles [begin, end).
+  void operator()(int begin, int end) const {
+    kernels->matmul(up, begin, end);
+    const int col = begin * kTileRows;
+    const int end_col = std::min(end * kTileRows, up.w.n_out);
+    if (end_col <= col) return;
+    if (bias != nullptr) AddBias(*kernels, up, bias, col, end_col);
+    for (int row = 0; row < up.rows; ++row) {
+      float* y = up.y + row * up.y_stride + col;
+      Gelu(*kernels, y, end_col - col);
+      kernels->prepare(y, up.y_stride, row, row + 1, col, end_col, h);
+    }
+  }
+};
+
 }  // namespace
 
 void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
@@ -136,28 +194,33 @@ void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptr
 }
 
 void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
-                           ptrdiff_t stride, int rows, const float* weight, float eps,
-                           Activations* out) {
-  steps.Add(rows, kPieceRows, [&kernels, x, stride, weight, eps, out](int begin, int end) {
+                           ptrdiff_t stride, int rows, const NormArgs& norm, Activations* out) {
+  steps.Add(rows, kPieceRows, [&kernels, x, stride, norm, out](int begin, int end) {
     for (int row = begin; row < end; ++row) {
-      NormAndPrepareRow(kernels, x + row * stride, weight, eps, row, out);
+      NormAndPrepareRow(kernels, x + row * stride, norm, row, out);
     }
   });
 }
 
-void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weight, float eps,
-                       int row, Activations* out) {
+void NormAndPrepareRow(const Kernels& kernels, const float* x, const NormArgs& norm, int row,
+                       Activations* out) {
   const int n_in = out->n_in();
   float* scratch = RowScratch(n_in);
-  kernels.rms_norm(x, weight, eps, n_in, scratch);
+  if (norm.bias != nullptr) {  // LayerNorm is the RMS norm of what is left without the mean
+    SubtractMean(x, n_in, scratch);
+    x = scratch;
+  }
+  kernels.rms_norm(x, norm.weight, norm.epsilon, n_in, scratch);
+  if (norm.bias != nullptr) kernels.add(norm.bias, n_in, scratch);
   kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
 }
 
 void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products,
-                std::span<const MatMulArgs> more) {
+                std::span<const MatMulArgs> more, const float* bias) {
   Products step;
   step.kernels = &kernels;
   step.more = more;
+  step.bias = bias;
   for (const MatMulArgs& p : products) step.args[static_cast<size_t>(step.count++)] = p;
   int tiles = 0;
   size_t work = 0;
@@ -179,6 +242,13 @@ void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
   const int tiles = TilesOf(gate);
   steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
             GateUpProducts{&kernels, gelu, gate, up, h, low_rank});
+}
+
+void AddUp(StepList& steps, const Kernels& kernels, const MatMulArgs& up, const float* bias,
+           Activations* h) {
+  const int tiles = TilesOf(up);
+  steps.Add(tiles, PieceTiles(up.w, up.rows, tiles, steps.threads()),
+            UpProduct{&kernels, up, bias, h});
 }
 
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args) {

@@ -17,19 +17,26 @@ namespace withy::engine {
 void AddPrepareRows(StepList& steps, const Kernels& kernels, const float* x, ptrdiff_t stride,
                     int rows, Activations* out, const int* extent = nullptr);
 
-// Converts rms_norm(x) of each row, with `weight` [n_in].
-void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
-                           ptrdiff_t stride, int rows, const float* weight, float eps,
-                           Activations* out);
+// A norm of rows of n_in floats.
+struct NormArgs {
+  const float* weight = nullptr;  // [n_in]
+  float epsilon = 0.0f;
+  const float* bias = nullptr;  // [n_in], of LayerNorm; nullptr: an RMS norm
+};
 
-// Converts rms_norm(x) of one row on the calling thread.
-void NormAndPrepareRow(const Kernels& kernels, const float* x, const float* weight, float eps,
-                       int row, Activations* out);
+// Converts the norm of each row of x.
+void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
+                           ptrdiff_t stride, int rows, const NormArgs& norm, Activations* out);
+
+// Converts the norm of one row on the calling thread.
+void NormAndPrepareRow(const Kernels& kernels, const float* x, const NormArgs& norm, int row,
+                       Activations* out);
 
 // Computes up to three products in one step (fused Q/K/V), and with them any number of smaller
-// ones, `more`, which must stay valid until the list has run. Outputs are disjoint.
+// ones, `more`, which must stay valid until the list has run. Outputs are disjoint. `bias` [n_out]:
+// of the first product, whose rows then compute all outputs; nullptr: it has none.
 void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulArgs> products,
-                std::span<const MatMulArgs> more = {});
+                std::span<const MatMulArgs> more = {}, const float* bias = nullptr);
 
 // LoRA of gate and up: adds B * a to rows [begin, end), which have the same extent.
 struct GateUpLowRank {
@@ -49,6 +56,11 @@ struct GateUpLowRank {
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {},
                bool gelu = false);
+
+// Computes h = gelu(up x + bias), an MLP's neurons without a gate, as AddGateUp. `bias` [n_out];
+// nullptr: none. All rows compute all outputs.
+void AddUp(StepList& steps, const Kernels& kernels, const MatMulArgs& up, const float* bias,
+           Activations* h);
 
 // Computes attention of all rows. One step, or two if args.key_items > 1.
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args);

@@ -21,6 +21,8 @@ int32_t VectorLength(const ModelShape& s, WeightRole role) {
     case WeightRole::kKBias:
     case WeightRole::kVBias:
       return s.kv_rows();
+    case WeightRole::kUpBias:
+      return s.d_ff;
     case WeightRole::kRopeFrequencies:
     case WeightRole::kLongRopeFrequencies:
       return s.head_dim / 2;

@@ -17,7 +17,9 @@ class Emitter {
     program_.runs.clear();
     program_.layer_end.clear();
     program_.low_rank = !plan_.uniform() && facts_.lora_rank > 0;
-    Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding}).scale = facts_.shape.embedding_scale;
+    Op& embed = Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding});
+    embed.scale = facts_.shape.embedding_scale;
+    if (facts_.shape.learned_positions) Name(Role::kPositions, &embed);
     const int32_t layers = facts_.shape.layers;
     for (int32_t layer = 0; layer < layers; ++layer) {
       Layer(layer);
@@ -48,7 +50,7 @@ class Emitter {
   }
 
   void Qkv(int32_t layer) {
-    Norm(layer, plan_.count(), Role::kAttnNorm);
+    Norm(layer, plan_.count(), Role::kAttnNorm, Role::kAttnNormBias);
     Op& op = Add(OpKind::kQkv, layer, plan_.count(), {Role::kK, Role::kV, Role::kQ});
     op.extents = plan_.Extents(layer);
     op.queries = plan_.count();
@@ -65,9 +67,10 @@ class Emitter {
     op.lower_part = LoraPart::kAttentionIn;
   }
 
-  Op& Norm(int32_t layer, int32_t rows, Role role) {
+  Op& Norm(int32_t layer, int32_t rows, Role role, Role bias) {
     Op& norm = Add(OpKind::kNorm, layer, rows, {});
     if (facts_.shape.pre_norms) Name(role, &norm);
+    if (facts_.shape.pre_norms && facts_.shape.layer_norms) Name(bias, &norm);
     AddPending(&norm);
     return norm;
   }
@@ -114,6 +117,7 @@ class Emitter {
     attend.window = s.WindowOf(layer);
     if (plan_.narrowed()) Add(OpKind::kClearHeads, layer, rows, {}).extents = extents;
     Op& op = Add(OpKind::kAttentionOut, layer, rows, {Role::kOutput});
+    if (s.product_biases) Name(Role::kAttnOutputBias, &op);
     op.extents = extents;
     op.lower = RunsAfterKv(layer, true, rows);
     op.lower_part = LoraPart::kAttentionOutIn;
@@ -124,16 +128,21 @@ class Emitter {
   void FeedForward(int32_t layer, int32_t rows) {
     const RowExtents* extents = plan_.ExtentsAfterKv(layer);
     const RunRange runs = RunsAfterKv(layer, false, rows);
-    Op& norm = Norm(layer, rows, Role::kFfnNorm);
+    const ModelShape& s = facts_.shape;
+    Op& norm = Norm(layer, rows, Role::kFfnNorm, Role::kFfnNormBias);
     norm.lower = runs;
     norm.lower_part = LoraPart::kFfnIn;
-    Op& gate_up = Add(OpKind::kGateUp, layer, rows, {Role::kGate, Role::kUp});
+    Op& gate_up = Add(OpKind::kGateUp, layer, rows, {});
+    if (s.gated_mlp) Name(Role::kGate, &gate_up);
+    Name(Role::kUp, &gate_up);
+    if (s.product_biases) Name(Role::kUpBias, &gate_up);
     gate_up.extents = extents;
-    gate_up.activation = facts_.shape.activation;
+    gate_up.activation = s.activation;
     gate_up.add = runs;
     gate_up.add_part = LoraPart::kGate;
     gate_up.add_layer = layer;
     Op& down = Add(OpKind::kDown, layer, rows, {Role::kDown});
+    if (s.product_biases) Name(Role::kDownBias, &down);
     down.extents = extents;
     down.lower = runs;
     down.lower_part = LoraPart::kDownIn;
@@ -143,7 +152,8 @@ class Emitter {
 
   void Logits(int32_t rows) {
     AddPending(&Add(OpKind::kTakeLogitRows, -1, rows, {}));
-    Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
+    Op& head = Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
+    if (facts_.shape.layer_norms) Name(Role::kOutputNormBias, &head);
     const ModelShape& s = facts_.shape;
     if (s.logit_scale == 1.0f && s.logit_cap == 0.0f) return;
     Op& finish = Add(OpKind::kFinishLogits, -1, rows, {});

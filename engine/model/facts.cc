@@ -27,7 +27,10 @@ class FactsReader {
     if (file_.Find(TensorName({WeightRole::kHead})) != nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kHead}, s.vocab_size, s.d_model).status());
     }
-    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kOutputNorm}, s.d_model).status());
+    if (s.learned_positions) {
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kPositions}, s.context_length, s.d_model).status());
+    }
+    WITHY_RETURN_IF_ERROR(Norm({WeightRole::kOutputNorm}, WeightRole::kOutputNormBias));
     for (int32_t layer = 0; layer < s.layers; ++layer) WITHY_RETURN_IF_ERROR(Layer(layer));
     WITHY_ASSIGN_OR_RETURN(LevelTable table, ReadLevels(file_.metadata(), s));
     facts_.levels = std::move(table.levels);
@@ -73,12 +76,29 @@ class FactsReader {
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
                            Matrix({WeightRole::kOutput, layer}, s.d_model, s.q_rows()));
     facts.output_panel = output.panel_inputs;
-    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
+    if (s.gated_mlp) {
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
+    }
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUp, layer}, s.d_ff, s.d_model).status());
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix down,
                            Matrix({WeightRole::kDown, layer}, s.d_model, s.d_ff));
     facts.down_panel = down.panel_inputs;
-    return absl::OkStatus();
+    return ProductBiases(layer);
+  }
+
+  absl::Status ProductBiases(int32_t layer) const {
+    const ModelShape& s = facts_.shape;
+    if (!s.product_biases) return absl::OkStatus();
+    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnOutputBias, layer}, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Vector({WeightRole::kUpBias, layer}, s.d_ff).status());
+    return Vector({WeightRole::kDownBias, layer}, s.d_model).status();
+  }
+
+  // A norm of the stream, with its bias where norms have one.
+  absl::Status Norm(const WeightName& name, WeightRole bias) const {
+    const ModelShape& s = facts_.shape;
+    WITHY_RETURN_IF_ERROR(Vector(name, s.d_model).status());
+    return s.layer_norms ? Vector({bias, name.layer}, s.d_model).status() : absl::OkStatus();
   }
 
   absl::Status Norms(int32_t layer) const {
@@ -87,8 +107,8 @@ class FactsReader {
       return Vector({role, layer}, n).status();
     };
     if (s.pre_norms) {
-      WITHY_RETURN_IF_ERROR(check(WeightRole::kAttnNorm, s.d_model));
-      WITHY_RETURN_IF_ERROR(check(WeightRole::kFfnNorm, s.d_model));
+      WITHY_RETURN_IF_ERROR(Norm({WeightRole::kAttnNorm, layer}, WeightRole::kAttnNormBias));
+      WITHY_RETURN_IF_ERROR(Norm({WeightRole::kFfnNorm, layer}, WeightRole::kFfnNormBias));
     }
     if (s.post_norms) {
       WITHY_RETURN_IF_ERROR(check(WeightRole::kPostAttnNorm, s.d_model));
@@ -253,7 +273,7 @@ class LevelMeter {
     add(WeightRole::kV, kv_rows, -1);
     add(WeightRole::kQ, q_rows, -1);
     add(WeightRole::kOutput, -1, q_rows);
-    add(WeightRole::kGate, extent.neurons, -1);
+    if (s.gated_mlp) add(WeightRole::kGate, extent.neurons, -1);
     add(WeightRole::kUp, extent.neurons, -1);
     add(WeightRole::kDown, -1, extent.neurons);
     return static_cast<int64_t>(bytes);
@@ -262,7 +282,7 @@ class LevelMeter {
   int64_t LayerFlops(const LayerExtent& extent) const {
     const ModelShape& s = facts_.shape;
     const int64_t heads = extent.heads + s.kv_heads_of(extent.heads);
-    const int64_t rows = 2 * heads * s.head_dim + 3 * int64_t{extent.neurons};
+    const int64_t rows = 2 * heads * s.head_dim + (s.gated_mlp ? 3 : 2) * int64_t{extent.neurons};
     return 2 * rows * s.d_model;
   }
 

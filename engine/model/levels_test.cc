@@ -129,8 +129,8 @@ TEST(ArchitectureLevelTest, LevelsCutModelsWithWindowsOrLayersWithoutRope) {
   ExpectALevelIsTheCutModel(shape, {3 * 2, 256}, DefaultKernels().name);
 }
 
-TEST(ArchitectureLevelTest, ModelsThatNormOrScaleABranchHaveNoLevels) {
-  for (const char* architecture : {"olmo2", "granite", "gemma2", "gemma3"}) {
+TEST(ArchitectureLevelTest, ModelsWhoseBranchesAreNoLlamasHaveNoLevels) {
+  for (const char* architecture : {"olmo2", "granite", "gemma2", "gemma3", "gpt2"}) {
     SynthShape shape = TinyShape();
     shape.architecture = architecture;
     const TestFolder folder;

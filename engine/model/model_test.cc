@@ -391,5 +391,39 @@ TEST(ModelTypesTest, Qwen2AndQwen3Run) {
   }
 }
 
+// A guessed token has the position where it would stand, not that of its slot, in K as well, which
+// a learned position is part of.
+TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
+  SynthShape shape = TinyShape();
+  shape.architecture = "gpt2";
+  const TestFolder folder;
+  ModelOptions options;
+  options.target = DefaultKernels().name;
+  const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kQ8_0), options);
+  ASSERT_NE(model, nullptr);
+  const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
+  const ScratchKv plain(model->info(), 64);
+  const std::vector<float> want = RunRows(*model, plain, PlainRows(tokens));
+  const auto vocabulary = static_cast<size_t>(shape.vocab_size);
+  const ScratchKv kv(model->info(), 64);
+  RunRows(*model, kv, PlainRows(std::span(tokens).first(18)));
+  const std::vector<int32_t> ancestors = {37};
+  const std::vector<Row> tree = {
+      {.token = tokens[18], .position = 18, .slot = 37, .want_logits = true},
+      {.token = tokens[19],
+       .position = 19,
+       .slot = 50,
+       .ancestor_slots = ancestors,
+       .want_logits = true}};
+  const std::vector<float> got = RunRows(*model, kv, tree);
+  EXPECT_TRUE(
+      std::equal(got.begin(), got.end(), want.begin() + static_cast<ptrdiff_t>(18 * vocabulary)));
+  const Row beyond{.token = 1, .position = shape.context_length, .slot = 20, .want_logits = true};
+  const ContextView view = kv.View();
+  std::vector<float> logits(vocabulary);
+  EXPECT_EQ(model->Forward({.rows = {&beyond, 1}, .contexts = {&view, 1}}, logits.data()).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace withy::engine

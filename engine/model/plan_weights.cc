@@ -73,6 +73,7 @@ class WeightPlanner {
         stage.layer = layer;
         for (size_t i = 0; i < roles.size(); ++i) {
           if (i > 0 && roles[i] == roles[i - 1]) break;
+          if (roles[i] == WeightRole::kGate && !facts_.shape.gated_mlp) continue;
           stage.tensors.push_back(Tensor({roles[i], layer}));
         }
       }

@@ -23,22 +23,24 @@ namespace withy::engine {
 // [d_ff]; `branch` what attention or MLP give, where it does not enter `x` as it is [d_model];
 // `a` = A * inputs of the LoRA products [7 * rank]; `out` input of the output head [d_model].
 enum class OpKind : uint8_t {
-  kEmbed,          // x = scale * embedding[token]; RoPE angles of the row's position
-  kNorm,           // x += pending B * a; in = rms_norm(x), or x without a norm; a = A * in for gate
-                   // and up
+  kEmbed,          // x = scale * embedding[token], + positions[position] if the model has them;
+                   // RoPE angles of the row's position
+  kNorm,           // x += pending B * a; in = norm(x), or x without a norm; a = A * in for gate and
+                   // up. A norm with a bias is LayerNorm, others are RMS norms
   kQkv,            // k, v, q = W * in; a = A * in
   kStoreKv,        // q, k, v += B * a; bias, norms, RoPE; writes k, v to the row's slot
   kGatherTail,     // copies K and V that tree rows see in scattered slots into scratch blocks
   kKeepWanted,     // moves x and q of the rows that want logits to the front
   kAttend,         // attended = attention(q, keys and values that the row sees)
   kClearHeads,     // attended = 0 in heads that the row's level has and its context lacks
-  kAttentionOut,   // x += W * attended, or branch = it; a = A * attended
-  kGateUp,         // neurons = activation(gate * in + B * a) * (up * in + B * a)
-  kDown,           // x += W * neurons, or branch = it; a = A * neurons
+  kAttentionOut,   // x += W * attended + bias, or branch = it; a = A * attended
+  kGateUp,         // neurons = activation(gate * in + B * a) * (up * in + B * a); without a gate
+                   // activation(up * in + bias)
+  kDown,           // x += W * neurons + bias, or branch = it; a = A * neurons
   kAddBranch,      // x += scale * rms_norm(branch), or of branch without a norm
   kTap,            // passes x + pending B * a to ModelHooks::layer_tap
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
-  kHead,           // logits = W * rms_norm(out)
+  kHead,           // logits = W * norm(out)
   kFinishLogits,   // logits = soft-cap of scale * logits
 };
 inline constexpr int kOpKinds = 16;
@@ -91,7 +93,8 @@ struct Op {
   int32_t add_layer = -1;
   RunRange lower = {};
   LoraPart lower_part = LoraPart::kAttentionIn;
-  // Matrices in the order in which they are multiplied, or the vectors that are applied.
+  // Matrices in the order in which they are multiplied, then their bias; or the vectors that are
+  // applied, a norm before its bias. kHead: the norm, then the matrix.
   std::array<WeightName, kMaxWeights> weights = {};
   uint8_t weight_count = 0;
 
@@ -100,13 +103,15 @@ struct Op {
   }
   // The stage of streamed weights (weights/weight_plan.h) that the operation reads; -1: none.
   int32_t Stage() const;
-  // Whether the operation reads this weight.
-  bool Reads(WeightRole role) const {
+  // The weight of this role, or nullptr: the operation reads none.
+  const WeightName* Find(WeightRole role) const {
     for (const WeightName& name : Weights()) {
-      if (name.role == role) return true;
+      if (name.role == role) return &name;
     }
-    return false;
+    return nullptr;
   }
+  // Whether the operation reads this weight.
+  bool Reads(WeightRole role) const { return Find(role) != nullptr; }
 };
 
 // Program of one piece of a batch. Valid as long as the RowPlan it was written for.

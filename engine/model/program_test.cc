@@ -24,8 +24,9 @@ namespace {
 // A tiny model's packed file and its facts.
 class ProgramTest : public ::testing::Test {
  protected:
-  void Open(const std::vector<int32_t>& levels = {}) {
+  void Open(const std::vector<int32_t>& levels = {}, const std::string& architecture = "llama") {
     SynthShape shape = TinyShape();
+    shape.architecture = architecture;
     shape.levels = levels;
     ThreadPool pool(1);
     auto path = EnsurePacked(WriteTiny(folder_, shape, GgmlType::kQ8_0), folder_.path(), pool, {});
@@ -50,6 +51,26 @@ class ProgramTest : public ::testing::Test {
     plan_.Plan(batch, facts_, 0, static_cast<int32_t>(batch.rows.size()), 0);
     Emit(plan_, facts_, tap, &program_);
     return program_;
+  }
+
+  // Of a program of one row.
+  void ExpectEveryWeightIsNamedOnce(const Program& program) const {
+    std::multiset<std::string> named;
+    for (const Op& op : program.ops) {
+      EXPECT_EQ(op.rows, 1);
+      EXPECT_EQ(op.extents, nullptr);
+      for (const WeightName& name : op.Weights()) {
+        EXPECT_EQ(name.layer, op.layer);
+        named.insert(TensorName(name));
+      }
+    }
+    for (const PackedTensor& tensor : file_->tensors()) {
+      if (tensor.name == "rope_frequencies") continue;
+      EXPECT_EQ(named.count(tensor.name), 1u) << tensor.name;
+      named.erase(tensor.name);
+    }
+    named.erase("output");  // the tied head has its own name but no tensor
+    EXPECT_THAT(named, ::testing::IsEmpty());
   }
 
   TestFolder folder_;
@@ -78,24 +99,22 @@ TEST_F(ProgramTest, DecodingOneTokenNamesEveryWeightOnce) {
               ::testing::ElementsAre("norm", "qkv", "store_kv", "attend", "attention_out", "norm",
                                      "gate_up", "down"));
   EXPECT_THAT(Names(program, -1), ::testing::ElementsAre("embed", "take_logit_rows", "head"));
-  std::multiset<std::string> named;
-  for (const Op& op : program.ops) {
-    EXPECT_EQ(op.rows, 1);
-    EXPECT_EQ(op.extents, nullptr);
-    for (const WeightName& name : op.Weights()) {
-      EXPECT_EQ(name.layer, op.layer);
-      named.insert(TensorName(name));
-    }
-  }
-  for (const PackedTensor& tensor : file_->tensors()) {
-    if (tensor.name == "rope_frequencies") continue;
-    EXPECT_EQ(named.count(tensor.name), 1u) << tensor.name;
-    named.erase(tensor.name);
-  }
-  named.erase("output");  // the tied head has its own name but no tensor
-  EXPECT_THAT(named, ::testing::IsEmpty());
+  ExpectEveryWeightIsNamedOnce(program);
   ASSERT_EQ(program.layer_end.size(), static_cast<size_t>(facts_.shape.layers));
   EXPECT_EQ(program.layer_end.back(), static_cast<int32_t>(program.ops.size()));
+}
+
+TEST_F(ProgramTest, BiasesAndPositionsAreOperandsOfTheSameOperations) {
+  Open({}, "gpt2");
+  const std::vector<Row> rows = {{.token = 3, .position = 5, .slot = 5, .want_logits = true}};
+  const Program& program = Write(BatchOf(rows));
+  EXPECT_THAT(Names(program, 0),
+              ::testing::ElementsAre("norm", "qkv", "store_kv", "attend", "attention_out", "norm",
+                                     "gate_up", "down"));
+  ExpectEveryWeightIsNamedOnce(program);
+  for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kStoreKv) EXPECT_EQ(op.rope, ModelShape::kNoRope);
+  }
 }
 
 TEST_F(ProgramTest, RowsWithoutLogitsEndWithTheLastLayersKv) {

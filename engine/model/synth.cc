@@ -185,7 +185,9 @@ class Synthesizer {
     count("attention.value_length", shape_.head_dim);
     count("rope.dimension_count", shape_.head_dim);
     count("vocab_size", shape_.vocab_size);
-    writer_.Set<float>(a + ".attention.layer_norm_rms_epsilon", 1e-5f);
+    writer_.Set<float>(a + (architecture_->layer_norms ? ".attention.layer_norm_epsilon"
+                                                       : ".attention.layer_norm_rms_epsilon"),
+                       1e-5f);
     writer_.Set<float>(a + ".rope.freq_base", shape_.rope_base);
     if (shape_.sliding_window > 0) count("attention.sliding_window", shape_.sliding_window);
     if (architecture_->multipliers) {
@@ -208,11 +210,15 @@ class Synthesizer {
     const float into_residual = 1.0f / std::sqrt(2.0f * static_cast<float>(s.layers));
     Matrix("token_embd", s.vocab_size, s.d_model, std::sqrt(static_cast<float>(s.d_model)));
     if (!s.tied) Matrix("output", s.vocab_size, s.d_model, 2.0f);
-    Vector("output_norm.weight", s.d_model, 1.0f);
+    if (architecture_->learned_positions) {
+      Matrix("position_embd", s.context_length, s.d_model,
+             0.2f * std::sqrt(static_cast<float>(s.d_model)));
+    }
+    Norm("output_norm");
     if (s.llama3_rope) RopeFactors();
     for (int32_t layer = 0; layer < s.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      Norms(blk + "attn_norm.weight", blk + "post_attention_norm.weight");
+      Norms(blk + "attn_norm", blk + "post_attention_norm.weight");
       Matrix(blk + "attn_q", q_rows, s.d_model, 1.5f);
       Matrix(blk + "attn_k", kv_rows, s.d_model, 1.5f);
       Matrix(blk + "attn_v", kv_rows, s.d_model, 1.0f);
@@ -227,11 +233,16 @@ class Synthesizer {
         Vector(blk + "attn_q_norm.weight", whole ? q_rows : s.head_dim, 1.0f);
         Vector(blk + "attn_k_norm.weight", whole ? kv_rows : s.head_dim, 1.0f);
       }
-      Norms(blk + "ffn_norm.weight", blk + "post_ffw_norm.weight");
+      Norms(blk + "ffn_norm", blk + "post_ffw_norm.weight");
+      if (architecture_->product_biases) {
+        Vector(blk + "attn_output.bias", s.d_model, 0.0f);
+        Vector(blk + "ffn_up.bias", s.d_ff, 0.0f);
+        Vector(blk + "ffn_down.bias", s.d_model, 0.0f);
+      }
       if (architecture_->fused_gate_up) {
         Matrix(blk + "ffn_up", 2 * s.d_ff, s.d_model, 1.5f);
       } else {
-        Matrix(blk + "ffn_gate", s.d_ff, s.d_model, 1.5f);
+        if (architecture_->gated_mlp) Matrix(blk + "ffn_gate", s.d_ff, s.d_model, 1.5f);
         Matrix(blk + "ffn_up", s.d_ff, s.d_model, 1.5f);
       }
       Matrix(blk + "ffn_down", s.d_model, s.d_ff, into_residual);
@@ -239,8 +250,13 @@ class Synthesizer {
   }
 
   void Norms(const std::string& before, const std::string& after) {
-    if (architecture_->pre_norms) Vector(before, shape_.d_model, 1.0f);
+    if (architecture_->pre_norms) Norm(before);
     if (architecture_->post_norms) Vector(after, shape_.d_model, 1.0f);
+  }
+
+  void Norm(const std::string& name) {
+    Vector(name + ".weight", shape_.d_model, 1.0f);
+    if (architecture_->layer_norms) Vector(name + ".bias", shape_.d_model, 0.0f);
   }
 
   absl::Status AddLevels() {

@@ -14,12 +14,16 @@ namespace withy::engine {
 enum class WeightRole : uint8_t {
   kEmbedding,   // [vocab, d_model]
   kHead,        // [vocab, d_model]; the embedding if the two are tied
+  kPositions,   // [context_length, d_model]; only of learned positions
   kOutputNorm,  // [d_model]
+  kOutputNormBias,
   kRopeFrequencies,
   kLongRopeFrequencies,  // only of LongRoPE
   // Per layer. Operations name norms and biases only if the model has them.
   kAttnNorm,  // [d_model]
+  kAttnNormBias,
   kFfnNorm,
+  kFfnNormBias,
   kPostAttnNorm,  // of what attention adds
   kPostFfnNorm,   // of what the MLP adds
   kQNorm,         // [head_dim]; of whole Q and K [q_rows] in packed order, [kv_rows]
@@ -27,15 +31,18 @@ enum class WeightRole : uint8_t {
   kQBias,  // [q_rows], query heads in packed order
   kKBias,  // [kv_rows]
   kVBias,
-  kQ,       // [q_rows, d_model], rows in QueryHeadOrder
-  kK,       // [kv_rows, d_model]
-  kV,       // [kv_rows, d_model]
-  kOutput,  // [d_model, q_rows], columns in QueryHeadOrder
-  kGate,    // [d_ff, d_model]
-  kUp,      // [d_ff, d_model]
-  kDown,    // [d_model, d_ff]
+  kAttnOutputBias,  // [d_model]
+  kUpBias,          // [d_ff]
+  kDownBias,        // [d_model]
+  kQ,               // [q_rows, d_model], rows in QueryHeadOrder
+  kK,               // [kv_rows, d_model]
+  kV,               // [kv_rows, d_model]
+  kOutput,          // [d_model, q_rows], columns in QueryHeadOrder
+  kGate,            // [d_ff, d_model]; not of an MLP without a gate
+  kUp,              // [d_ff, d_model]
+  kDown,            // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 21;
+inline constexpr int kWeightRoles = 28;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

@@ -18,6 +18,7 @@
 namespace withy::engine {
 namespace {
 
+constexpr char kMakeAgain[] = ": download the model again, or convert it again";
 constexpr int32_t kMaxPanelInputs = 256;
 constexpr int32_t kMinPanelInputs = 64;  // of ffn_down
 constexpr int32_t kMinNeuronPanels = 8;
@@ -92,7 +93,11 @@ class Planner {
     if (file_.FindTensor("output.weight") != nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix("output", ".weight", s.vocab_size, s.d_model, s.d_model));
     }
-    WITHY_RETURN_IF_ERROR(Vector("output_norm", ".weight", s.d_model));
+    if (s.learned_positions) {
+      WITHY_RETURN_IF_ERROR(
+          Matrix("position_embd", ".weight", s.context_length, s.d_model, s.d_model));
+    }
+    WITHY_RETURN_IF_ERROR(NormOf("output_norm"));
     PlanFrequencies("rope_frequencies", s.rope_frequencies);
     if (!s.long_rope_frequencies.empty()) {
       PlanFrequencies(kLongRopeVector, s.long_rope_frequencies);
@@ -129,19 +134,24 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.q_rows(), q_rows));
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.kv_rows()));
     }
-    WITHY_RETURN_IF_ERROR(Bias(name("attn_q"), s.q_rows(), q_rows));
-    WITHY_RETURN_IF_ERROR(Bias(name("attn_k"), s.kv_rows(), {}));
-    WITHY_RETURN_IF_ERROR(Bias(name("attn_v"), s.kv_rows(), {}));
+    WITHY_RETURN_IF_ERROR(PlanQkvBiases(name("attn_"), q_rows));
     WITHY_RETURN_IF_ERROR(PlanNorms(name("ffn"), name("post_ffw_norm")));
     WITHY_RETURN_IF_ERROR(PlanQkv(name("attn_"), q_rows));
     WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), ".weight", s.d_model, s.q_rows(),
                                  PanelInputs(unit), {}, o_blocks));
+    if (s.product_biases) {
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_output"), ".bias", s.d_model));
+      WITHY_RETURN_IF_ERROR(Vector(name("ffn_up"), ".bias", s.d_ff));
+      WITHY_RETURN_IF_ERROR(Vector(name("ffn_down"), ".bias", s.d_model));
+    }
     if (s.fused_gate_up) {
       const std::string fused = name("ffn_up.weight");
       WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, 0, name("ffn_gate"), s.d_ff));
       WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, s.d_ff, name("ffn_up"), s.d_ff));
     } else {
-      WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
+      if (s.gated_mlp) {
+        WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
+      }
       WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
     }
     return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, NeuronPanel(s.d_ff));
@@ -150,8 +160,32 @@ class Planner {
   // The norms before attention or MLP and after it, as far as the architecture has them.
   absl::Status PlanNorms(const std::string& part, const std::string& after) {
     const ModelShape& s = layout_.shape;
-    if (s.pre_norms) WITHY_RETURN_IF_ERROR(Vector(part + "_norm", ".weight", s.d_model));
+    if (s.pre_norms) WITHY_RETURN_IF_ERROR(NormOf(part + "_norm"));
     return s.post_norms ? Vector(after, ".weight", s.d_model) : absl::OkStatus();
+  }
+
+  absl::Status NormOf(const std::string& name) {
+    const ModelShape& s = layout_.shape;
+    WITHY_RETURN_IF_ERROR(Vector(name, ".weight", s.d_model));
+    return s.layer_norms ? Vector(name, ".bias", s.d_model) : absl::OkStatus();
+  }
+
+  // The biases of Q, K and V, of tensors of their own or of one that holds them in this order.
+  absl::Status PlanQkvBiases(const std::string& prefix, const std::vector<int32_t>& q_order) {
+    const ModelShape& s = layout_.shape;
+    const std::string fused = prefix + "qkv.bias";
+    const int32_t q = s.q_rows();
+    const int32_t kv = s.kv_rows();
+    const bool fused_weights = file_.FindTensor(prefix + "qkv.weight") != nullptr;
+    if (file_.FindTensor(fused) == nullptr && !(s.needs_qkv_bias && fused_weights)) {
+      WITHY_RETURN_IF_ERROR(Bias(prefix + "q", q, q_order));
+      WITHY_RETURN_IF_ERROR(Bias(prefix + "k", kv, {}));
+      return Bias(prefix + "v", kv, {});
+    }
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(fused, 1, q + 2 * kv));
+    WITHY_RETURN_IF_ERROR(VectorOf(*source, prefix + "q.bias", q, RowsFrom(0, q, q_order)));
+    WITHY_RETURN_IF_ERROR(VectorOf(*source, prefix + "k.bias", kv, RowsFrom(q, kv, {})));
+    return VectorOf(*source, prefix + "v.bias", kv, RowsFrom(q + kv, kv, {}));
   }
 
   // K, V and Q, of tensors of their own or of one that holds the rows of Q, K and V.
@@ -160,7 +194,7 @@ class Planner {
     const std::string fused = prefix + "qkv.weight";
     const int32_t q = s.q_rows();
     const int32_t kv = s.kv_rows();
-    if (file_.FindTensor(fused) == nullptr) {
+    if (file_.FindTensor(fused) == nullptr && file_.FindTensor(prefix + "qkv.bias") == nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix(prefix + "k", ".weight", kv, s.d_model, s.d_model));
       WITHY_RETURN_IF_ERROR(Matrix(prefix + "v", ".weight", kv, s.d_model, s.d_model));
       return Matrix(prefix + "q", ".weight", q, s.d_model, s.d_model, q_order);
@@ -170,17 +204,22 @@ class Planner {
     return PartOf(fused, q + 2 * kv, 0, prefix + "q", q, q_order);
   }
 
-  // Packs rows [first, first + rows) of the tensor `source`, which has `of` rows, as `name`.
-  absl::Status PartOf(const std::string& source, int32_t of, int32_t first, const std::string& name,
-                      int32_t rows, std::vector<int32_t> order = {}) {
+  // `order`, or ascending numbers if it is empty, of rows that begin at `first`.
+  static std::vector<int32_t> RowsFrom(int32_t first, int32_t rows, std::vector<int32_t> order) {
     if (order.empty()) {
       order.resize(static_cast<size_t>(rows));
       std::iota(order.begin(), order.end(), 0);
     }
     for (int32_t& row : order) row += first;
+    return order;
+  }
+
+  // Packs rows [first, first + rows) of the tensor `source`, which has `of` rows, as `name`.
+  absl::Status PartOf(const std::string& source, int32_t of, int32_t first, const std::string& name,
+                      int32_t rows, std::vector<int32_t> order = {}) {
     const int32_t width = layout_.shape.d_model;
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* tensor, Source(source, of, width));
-    return MatrixOf(*tensor, name, rows, width, width, std::move(order));
+    return MatrixOf(*tensor, name, rows, width, width, RowsFrom(first, rows, std::move(order)));
   }
 
   // The LoRA of the layers that a level cuts.
@@ -232,12 +271,16 @@ class Planner {
   }
 
   absl::StatusOr<const TensorInfo*> Source(const std::string& name, int64_t rows, int64_t cols) {
-    WITHY_ASSIGN_OR_RETURN(const TensorInfo* tensor, file_.GetTensor(name));
+    const absl::StatusOr<const TensorInfo*> found = file_.GetTensor(name);
+    if (!found.ok()) {
+      return absl::NotFoundError(absl::StrCat(found.status().message(), kMakeAgain));
+    }
+    const TensorInfo* tensor = *found;
     used_.insert(name);
     if (tensor->cols() != cols || tensor->rows() != rows) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file_.path(), ": tensor ", name, " is [", tensor->rows(), ", ",
-                       tensor->cols(), "]; the metadata asks for [", rows, ", ", cols, "]"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          file_.path(), ": tensor ", name, " is [", tensor->rows(), ", ", tensor->cols(),
+          "]; the metadata asks for [", rows, ", ", cols, "]", kMakeAgain));
     }
     return tensor;
   }
@@ -275,17 +318,22 @@ class Planner {
                       std::vector<int32_t> order = {}) {
     WITHY_ASSIGN_OR_RETURN(const TensorInfo* source,
                            Source(absl::StrCat(name, ToAbsl(suffix)), 1, n));
-    if (source->type != GgmlType::kF32 && source->type != GgmlType::kF16 &&
-        source->type != GgmlType::kBF16) {
-      return absl::UnimplementedError(absl::StrCat(file_.path(), ": tensor ", source->name,
-                                                   " has type ", ToAbsl(TypeName(source->type)),
+    return VectorOf(*source, suffix == ".bias" ? absl::StrCat(name, ".bias") : name, n,
+                    std::move(order));
+  }
+
+  absl::Status VectorOf(const TensorInfo& source, const std::string& name, int32_t n,
+                        std::vector<int32_t> order) {
+    if (source.type != GgmlType::kF32 && source.type != GgmlType::kF16 &&
+        source.type != GgmlType::kBF16) {
+      return absl::UnimplementedError(absl::StrCat(file_.path(), ": tensor ", source.name,
+                                                   " has type ", ToAbsl(TypeName(source.type)),
                                                    "; norms and biases must be F32, F16 or BF16"));
     }
     LayoutItem item;
-    item.source = source;
+    item.source = &source;
     item.row_order = std::move(order);
-    Place(suffix == ".bias" ? absl::StrCat(name, ".bias") : name, PackedKind::kVector, 1, n, 0,
-          sizeof(float) * static_cast<uint64_t>(n), &item);
+    Place(name, PackedKind::kVector, 1, n, 0, sizeof(float) * static_cast<uint64_t>(n), &item);
     layout_.items.push_back(std::move(item));
     return absl::OkStatus();
   }
@@ -306,7 +354,7 @@ class Planner {
         return absl::InvalidArgumentError(
             absl::StrCat(file_.path(), ": tensor ", ValidUtf8(tensor.name, kMaxShownBytes),
                          " does not belong to a ", layout_.shape.architecture, " model of ",
-                         layout_.shape.layers, " layers"));
+                         layout_.shape.layers, " layers", kMakeAgain));
       }
     }
     return absl::OkStatus();

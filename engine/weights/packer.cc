@@ -237,11 +237,11 @@ class Packer {
     std::vector<float> values =
         long_rope ? layout_.shape.long_rope_frequencies : layout_.shape.rope_frequencies;
     if (item.source != nullptr) {
-      values.resize(item.entry.n_in);
+      values.resize(static_cast<size_t>(item.source->elements()));
       WITHY_RETURN_IF_ERROR(Dequantize(item.source->type, file_.Data(*item.source), values));
     }
     if (!item.row_order.empty()) {
-      std::vector<float> ordered(values.size());
+      std::vector<float> ordered(item.row_order.size());
       for (size_t i = 0; i < ordered.size(); ++i) {
         ordered[i] = values[static_cast<size_t>(item.row_order[i])];
       }

@@ -30,7 +30,12 @@ class ShapeReader {
     WITHY_RETURN_IF_ERROR(ReadArchitecture());
     std::vector<absl::Status> problems;
     const auto note = [&problems](const absl::Status& status) {
-      if (!status.ok()) problems.push_back(status);
+      if (absl::IsNotFound(status)) {
+        problems.push_back(absl::NotFoundError(
+            absl::StrCat(status.message(), ": download the model again, or convert it again")));
+      } else if (!status.ok()) {
+        problems.push_back(status);
+      }
       return status.ok();
     };
     note(RefuseNonCausal());
@@ -73,6 +78,10 @@ class ShapeReader {
     shape_.rope_pairing = architecture_->rope_pairing;
     shape_.qk_norm = architecture_->qk_norm;
     shape_.needs_qkv_bias = architecture_->needs_qkv_bias;
+    shape_.layer_norms = architecture_->layer_norms;
+    shape_.learned_positions = architecture_->learned_positions;
+    shape_.product_biases = architecture_->product_biases;
+    shape_.gated_mlp = architecture_->gated_mlp;
     shape_.pre_norms = architecture_->pre_norms;
     shape_.post_norms = architecture_->post_norms;
     shape_.activation = architecture_->activation;
@@ -115,7 +124,8 @@ class ShapeReader {
     WITHY_RETURN_IF_ERROR(
         ReadCount(keys_.Key("context_length"), kMaxContext, 0, &shape_.context_length));
     WITHY_RETURN_IF_ERROR(RequireContext(keys_.Key("context_length"), shape_.context_length));
-    const std::string epsilon_key = keys_.Key("attention.layer_norm_rms_epsilon");
+    const std::string epsilon_key = keys_.Key(
+        shape_.layer_norms ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
     WITHY_ASSIGN_OR_RETURN(double epsilon, file_.GetFloat(epsilon_key));
     if (!(epsilon > 0.0 && epsilon < 1.0)) {
       return absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", epsilon_key, " is ",
@@ -290,8 +300,12 @@ std::string BeyondLlama(const ModelShape& s) {
     if (is) absl::StrAppend(&text, text.empty() ? "" : ", ", ToAbsl(what));
   };
   add(s.rope_dims > 0 && s.rope_dims < s.head_dim, "partial RoPE");
-  add(has(s.ropes, ModelShape::kNoRope), "layers without RoPE");
+  add(has(s.ropes, ModelShape::kNoRope) && !s.learned_positions, "layers without RoPE");
   add(has(s.ropes, int8_t{1}), "two RoPE bases");
+  add(s.learned_positions, "learned positions");
+  add(s.layer_norms, "LayerNorm");
+  add(s.product_biases, "biases of all products");
+  add(!s.gated_mlp, "an MLP without a gate");
   add(s.qk_norm == QkNorm::kWhole, "norms of whole Q and K");
   add(!s.pre_norms || s.post_norms, "norms after attention and MLP");
   add(s.activation != Activation::kSilu, "GELU");

@@ -24,7 +24,7 @@ struct ModelShape {
   int32_t d_ff = 0;
   int32_t vocab_size = 0;
   int32_t context_length = 0;
-  float rms_epsilon = 0.0f;
+  float rms_epsilon = 0.0f;  // of all norms
   RopePairing rope_pairing = RopePairing::kAdjacent;
   int32_t rope_dims = 0;  // elements of a head that RoPE turns, from the first on; even
   // Angle of pair i at position p: p * rope_frequencies[i]; [rope_dims / 2], and in a model with
@@ -42,6 +42,11 @@ struct ModelShape {
   std::array<float, 2> rope_scales = {1.0f, 1.0f};
   QkNorm qk_norm = QkNorm::kNone;
   bool needs_qkv_bias = false;
+  // As in Architecture.
+  bool layer_norms = false;
+  bool learned_positions = false;
+  bool product_biases = false;
+  bool gated_mlp = true;
   bool pre_norms = true;
   bool post_norms = false;
   Activation activation = Activation::kSilu;

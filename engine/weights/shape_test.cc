@@ -432,6 +432,21 @@ TEST(ShapeTest, FactorsAndCapsAreTheFiles) {
   EXPECT_EQ(BeyondLlama(*ShapeOf("qwen3", [](GgufWriter&) {})), "");
 }
 
+TEST(ShapeTest, Gpt2HasLearnedPositionsAndItsOwnKeyOfEpsilon) {
+  const auto gpt2 = ShapeOf("gpt2", [](GgufWriter& w) {
+    w.Set<float>("gpt2.attention.layer_norm_rms_epsilon", 0.5f);
+    w.Set<float>("gpt2.attention.layer_norm_epsilon", 0.25f);
+  });
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->rms_epsilon, 0.25f);
+  EXPECT_EQ(gpt2->kv_heads, gpt2->heads);
+  EXPECT_EQ(gpt2->ropes, std::vector<int8_t>(6, ModelShape::kNoRope));
+  EXPECT_EQ(BeyondLlama(*gpt2),
+            "learned positions, LayerNorm, biases of all products, an MLP without a gate, GELU");
+  EXPECT_THAT(std::string(ShapeOf("gpt2", [](GgufWriter&) {}).status().message()),
+              HasSubstr("gpt2.attention.layer_norm_epsilon"));
+}
+
 TEST(ShapeTest, TheVocabularyHoldsTheTokenizers) {
   const std::vector<std::string> tokens(101, "x");
   EXPECT_THAT(RefusalOf([&](GgufWriter& w) { w.SetStringArray("tokenizer.ggml.tokens", tokens); }),

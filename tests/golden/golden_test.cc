@@ -31,8 +31,8 @@ namespace fs = std::filesystem;
 
 constexpr char kData[] = "tests/golden/data/";
 // Models that only the CPU computes.
-constexpr std::array<const char*, 7> kOfCpu = {"smollm3", "granite", "olmo2", "mistral",
-                                               "phi3",    "gemma2",  "gemma3"};
+constexpr std::array<const char*, 8> kOfCpu = {"smollm3", "granite", "olmo2",  "mistral",
+                                               "phi3",    "gemma2",  "gemma3", "gpt2"};
 
 // One comparison: a model's weights in `type` against the outputs named `golden`.
 struct Case {

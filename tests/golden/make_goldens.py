@@ -148,6 +148,10 @@ MODELS = {
         query_pre_attn_scalar=32, layer_types=["sliding_attention"] * 5 + ["full_attention"],
         rope_parameters=dict(full_attention=dict(LINEAR, rope_theta=1000000.0),
                              sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    # Norms that subtract the mean, biases everywhere, learned positions, no gate.
+    "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config, dict(
+        n_embd=64, n_layer=2, n_head=2, n_inner=160, n_positions=128, layer_norm_epsilon=1e-5,
+        activation_function="gelu_new", bos_token_id=0, eos_token_id=0)),
 }
 ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3")
 # Architectures of GGUF files whose converter puts the two elements that RoPE turns together side by side.
@@ -159,7 +163,9 @@ def build(name, seed):
     options = dict(hidden_size=96 if name == "llama_gqa" else 64, intermediate_size=160 if name in ALL_TYPES else 64,
                    num_hidden_layers=2, vocab_size=VOCAB, max_position_embeddings=128, rms_norm_eps=1e-5,
                    attn_implementation="eager")
-    if not name.startswith("gemma"):  # whose activation is GELU
+    if name == "gpt2":
+        options = dict(vocab_size=VOCAB, attn_implementation="eager")
+    elif not name.startswith("gemma"):  # whose activation is GELU
         options["hidden_act"] = "silu"
     config = config_cls(**{**options, **extra})
     model = cls(config).float().eval()
@@ -170,10 +176,16 @@ def build(name, seed):
             if p.dim() == 1:
                 value = noise * 0.3 + (0.0 if key.endswith("bias") or name.startswith("gemma") else 1.0)
             else:
-                value = noise * (1.0 if "embed" in key else 1.0 / math.sqrt(p.shape[1]))
+                width = p.shape[0] if is_transposed(key) else p.shape[1]
+                value = noise * (1.0 if "embed" in key or "wte" in key else 0.5 if "wpe" in key else 1.0 / math.sqrt(width))
             p.copy_(value.bfloat16().float())  # exact in BF16, F16 (no value is that small) and F32
             p.copy_(p.half().float())
     return model, config
+
+
+def is_transposed(key):
+    """Whether the weight is of GPT-2's Conv1D, whose rows are inputs."""
+    return ".c_" in key and key.endswith("weight")
 
 
 def permute(w, heads):
@@ -184,6 +196,8 @@ def permute(w, heads):
 def gguf_tensors(name, model, config):
     """GGUF name -> (array f32, is matrix), in llama.cpp's naming."""
     state = {k: v.detach().numpy() for k, v in model.state_dict().items()}
+    if name == "gpt2":
+        return gpt2_tensors(state)
     adjacent = arch_of(name) in ADJACENT
     out = {"token_embd.weight": state["model.embed_tokens.weight"], "output_norm.weight": state["model.norm.weight"]}
     if not config.tie_word_embeddings:
@@ -213,6 +227,23 @@ def gguf_tensors(name, model, config):
     return out
 
 
+def gpt2_tensors(state):
+    """The same of GPT-2, whose head is the embedding."""
+    ends = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
+    parts = {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
+             "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+    out = {}
+    for key, value in state.items():
+        module, _, kind = key.removeprefix("transformer.").rpartition(".")
+        if module in ends:
+            out[f"{ends[module]}.{kind}"] = value
+        elif module.startswith("h."):
+            _, layer, part = module.split(".", 2)
+            if part in parts:
+                out[f"blk.{layer}.{parts[part]}.{kind}"] = np.ascontiguousarray(value.T) if is_transposed(key) else value
+    return out
+
+
 def arch_of(name):
     return "llama" if name == "mistral" else name.split("_")[0]
 
@@ -223,6 +254,13 @@ def head_dim_of(config):
 
 def metadata_of(name, config):
     arch = arch_of(name)
+    if name == "gpt2":
+        return {
+            "general.architecture": arch, "general.name": "golden gpt2", "gpt2.block_count": config.n_layer,
+            "gpt2.context_length": config.n_positions, "gpt2.embedding_length": config.n_embd,
+            "gpt2.feed_forward_length": config.n_inner, "gpt2.attention.head_count": config.n_head,
+            "gpt2.attention.layer_norm_epsilon": float(config.layer_norm_epsilon), "gpt2.vocab_size": VOCAB,
+        }
     rope = {**(config.to_dict().get("rope_parameters") or {}), **(config.to_dict().get("rope_scaling") or {})}
     rope = rope.get("full_attention", rope)
     meta = {
@@ -275,7 +313,7 @@ def run(model, tokens, matrices):
     states = []
     hooks = [layer.register_forward_hook(
         lambda _m, _i, o: states.append((o[0] if isinstance(o, tuple) else o).detach().numpy().reshape(TOKENS, -1)))
-        for layer in model.model.layers]
+        for layer in (model.transformer.h if hasattr(model, "transformer") else model.model.layers)]
     with torch.no_grad():
         for key, p in model.named_parameters():
             if key in matrices:

@@ -130,6 +130,11 @@ void Lowering::Embed(const Op& op, StepList& steps) {
         UnpackRow(embedding, row.token, work_.x.row(i));
       }
       Scale(work_.x.row(i), s.d_model, op.scale);
+      if (const WeightName* positions = op.Find(WeightRole::kPositions)) {
+        float* position = work_.out.row(i);  // free until the head
+        UnpackRow(weights_.Matrix(*positions), row.position, position);
+        kernels_.add(position, s.d_model, work_.x.row(i));
+      }
       float* angles = work_.angles.row(i);
       for (size_t rope = 0; rope < ropes_.size(); ++rope) {
         RopeAngles(ropes_[rope], s.rope_scales[rope], row.position, Interleaved(s), angles);
@@ -146,20 +151,30 @@ void Lowering::Norm(const Op& op, StepList& steps) {
     AddPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, &work_.input);
     return;
   }
-  const float* norm = weights_.Vector(op.weights[0]);
-  const float epsilon = facts_.shape.rms_epsilon;
+  const NormArgs norm = NormOf(op);
   if (!program_->low_rank) {
-    AddNormAndPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, norm, epsilon,
+    AddNormAndPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, norm,
                           &work_.input);
     return;
   }
-  steps.Add(op.rows, kLoraPieceRows, [this, &op, norm, epsilon](int begin, int end) {
+  steps.Add(op.rows, kLoraPieceRows, [this, &op, norm](int begin, int end) {
     lora_.AddToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
     for (int i = begin; i < end; ++i) {
-      NormAndPrepareRow(kernels_, work_.x.row(i), norm, epsilon, i, &work_.input);
+      NormAndPrepareRow(kernels_, work_.x.row(i), norm, i, &work_.input);
     }
     lora_.ComputeInputs(op, begin, end);
   });
+}
+
+const float* Lowering::VectorOf(const Op& op, WeightRole role) const {
+  const WeightName* name = op.Find(role);
+  return name == nullptr ? nullptr : weights_.Vector(*name);
+}
+
+NormArgs Lowering::NormOf(const Op& op) const {
+  NormArgs norm{.weight = weights_.Vector(op.weights[0]), .epsilon = facts_.shape.rms_epsilon};
+  if (facts_.shape.layer_norms) norm.bias = weights_.Vector(op.weights[op.weight_count - 1]);
+  return norm;
 }
 
 void Lowering::Qkv(const Op& op, StepList& steps) {
@@ -401,10 +416,16 @@ void Lowering::AttentionOut(const Op& op, StepList& steps) {
       ProductOf(weights_.Matrix(op.weights[0]), work_.attention_input, op.rows, work_.x);
   SetResidual(op, work_.branch, &product);
   product.n_in_extent = extent;
-  AddMatMuls(steps, kernels_, {&product, 1}, lora_.InputProducts(op));
+  AddMatMuls(steps, kernels_, {&product, 1}, lora_.InputProducts(op),
+             VectorOf(op, WeightRole::kAttnOutputBias));
 }
 
 void Lowering::GateUp(const Op& op, StepList& steps) {
+  if (!op.Reads(WeightRole::kGate)) {
+    const MatMulArgs up = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.up);
+    AddUp(steps, kernels_, up, VectorOf(op, WeightRole::kUpBias), &work_.neurons);
+    return;
+  }
   MatMulArgs gate = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
   MatMulArgs up = ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
   if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
@@ -416,7 +437,8 @@ void Lowering::Down(const Op& op, StepList& steps) {
   MatMulArgs down = ProductOf(weights_.Matrix(op.weights[0]), work_.neurons, op.rows, work_.x);
   SetResidual(op, work_.branch, &down);
   if (op.extents != nullptr) down.n_in_extent = op.extents->neurons.data();
-  AddMatMuls(steps, kernels_, {&down, 1}, lora_.InputProducts(op));
+  AddMatMuls(steps, kernels_, {&down, 1}, lora_.InputProducts(op),
+             VectorOf(op, WeightRole::kDownBias));
 }
 
 void Lowering::AddBranch(const Op& op, StepList& steps) {
@@ -459,8 +481,7 @@ void Lowering::TakeLogitRows(const Op& op, StepList& steps) {
 }
 
 void Lowering::Head(const Op& op, StepList& steps) {
-  AddNormAndPrepareRows(steps, kernels_, work_.out.data(), work_.out.stride(), op.rows,
-                        weights_.Vector(op.weights[0]), facts_.shape.rms_epsilon,
+  AddNormAndPrepareRows(steps, kernels_, work_.out.data(), work_.out.stride(), op.rows, NormOf(op),
                         &work_.head_input);
   MatMulArgs product =
       ProductOf(weights_.Matrix(op.weights[1]), work_.head_input, op.rows, work_.out);

@@ -69,6 +69,10 @@ class Lowering {
   void StoreKeyAndValue(const Op& op, int32_t i);
   void FinishQuery(const Op& op, int32_t i);
   void CopyTail(const Op& op, int32_t i);
+  // The weight of the operation's role as a vector; nullptr: it reads none.
+  const float* VectorOf(const Op& op, WeightRole role) const;
+  // The norm that is the operation's first weight; a bias of it is the last.
+  NormArgs NormOf(const Op& op) const;
   // Norms `count` heads, one by one or together.
   void NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const;
   void TurnHeads(const Op& op, int32_t i, float* heads, int32_t count);

@@ -8,7 +8,7 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::array<Architecture, 9> kArchitectures = {{
+constexpr std::array<Architecture, 10> kArchitectures = {{
     {.name = "llama",
      .rope_pairing = RopePairing::kAdjacent,
      .window_rule = WindowRule::kEveryLayer},  // Mistral
@@ -51,6 +51,13 @@ constexpr std::array<Architecture, 9> kArchitectures = {{
      .window_rule = WindowRule::kPattern,
      .window_period = 6,
      .window_rope_base = 10000.0f},
+    {.name = "gpt2",
+     .needs_qkv_bias = true,
+     .layer_norms = true,
+     .learned_positions = true,
+     .product_biases = true,
+     .gated_mlp = false,
+     .activation = Activation::kGelu},
 }};
 
 }  // namespace

@@ -22,7 +22,8 @@ enum class QkNorm : uint8_t {
   kWhole,  // of all heads together, with weights [q_rows] and [kv_rows]
 };
 
-// The function of the MLP's gate. kGelu is GELU's approximation by tanh.
+// The function of the MLP's gate, or of its neurons without one. kGelu is GELU's approximation by
+// tanh.
 enum class Activation : uint8_t { kSilu, kGelu };
 
 // What the key attention.sliding_window means. Without it, attention is full.
@@ -44,8 +45,14 @@ struct Architecture {
   bool rope_switch = false;
   bool needs_qkv_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  bool pre_norms = true;    // attn_norm and ffn_norm, of what attention and MLP read
-  bool post_norms = false;  // post_attention_norm and post_ffw_norm, of what they add
+  // Norms subtract the mean and add a bias (LayerNorm), with attention.layer_norm_epsilon.
+  bool layer_norms = false;
+  // A vector of each position (position_embd) is added to the embedding, and no layer has RoPE.
+  bool learned_positions = false;
+  bool product_biases = false;  // attn_output, ffn_up and ffn_down have biases
+  bool gated_mlp = true;        // ffn_gate; without it the activation is that of ffn_up
+  bool pre_norms = true;        // attn_norm and ffn_norm, of what attention and MLP read
+  bool post_norms = false;      // post_attention_norm and post_ffw_norm, of what they add
   Activation activation = Activation::kSilu;
   bool fused_gate_up = false;      // ffn_up has the rows of gate, then those of up
   bool scales_embeddings = false;  // by sqrt(d_model)

@@ -111,7 +111,7 @@ class RopeReader {
   }
 
   absl::Status ReadLayersWithoutRope() {
-    bool turns = true;
+    bool turns = !architecture_.learned_positions;
     if (architecture_.rope_switch) {
       WITHY_ASSIGN_OR_RETURN(turns, file_.GetBoolOr(keys_.Key("rope.scaling.finetuned"), true));
     }
