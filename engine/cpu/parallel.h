@@ -50,6 +50,12 @@ void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {},
                bool gelu = false);
 
+// Computes tiles [tile_begin, tile_end) of the same on the calling thread. Row r of the product
+// becomes row gate.x_row + r of `h`.
+void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
+                 int tile_begin, int tile_end, Activations* h,
+                 std::span<const GateUpLowRank> low_rank = {}, bool gelu = false);
+
 // Computes attention of all rows. One step, or two if args.key_items > 1.
 void AddAttend(StepList& steps, const Kernels& kernels, const AttentionArgs& args);
 

@@ -209,6 +209,9 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
       break;
     case OpKind::kAddBranch:
     case OpKind::kFinishLogits:
+    case OpKind::kRoute:
+    case OpKind::kExpertGateUp:
+    case OpKind::kExpertDown:
       return absl::InternalError("CudaExecutor::Create refuses models with this operation");
   }
   return absl::OkStatus();

@@ -127,6 +127,7 @@ class Emitter {
     Op& norm = Norm(layer, rows, Role::kFfnNorm);
     norm.lower = runs;
     norm.lower_part = LoraPart::kFfnIn;
+    if (facts_.shape.experts > 0) return Experts(layer, rows);
     Op& gate_up = Add(OpKind::kGateUp, layer, rows, {Role::kGate, Role::kUp});
     gate_up.extents = extents;
     gate_up.activation = facts_.shape.activation;
@@ -139,6 +140,15 @@ class Emitter {
     down.lower_part = LoraPart::kDownIn;
     pending_ = {runs, LoraPart::kDown, layer};
     AddBranch(Role::kPostFfnNorm, &down);
+  }
+
+  // Such models have no levels.
+  void Experts(int32_t layer, int32_t rows) {
+    Add(OpKind::kRoute, layer, rows, {Role::kRouter});
+    Add(OpKind::kExpertGateUp, layer, rows, {Role::kGateExperts, Role::kUpExperts}).activation =
+        facts_.shape.activation;
+    AddBranch(Role::kPostFfnNorm, &Add(OpKind::kExpertDown, layer, rows, {Role::kDownExperts}));
+    pending_ = {};
   }
 
   void Logits(int32_t rows) {

@@ -27,15 +27,20 @@ enum class WeightRole : uint8_t {
   kQBias,  // [q_rows], query heads in packed order
   kKBias,  // [kv_rows]
   kVBias,
-  kQ,       // [q_rows, d_model], rows in QueryHeadOrder
-  kK,       // [kv_rows, d_model]
-  kV,       // [kv_rows, d_model]
-  kOutput,  // [d_model, q_rows], columns in QueryHeadOrder
-  kGate,    // [d_ff, d_model]
-  kUp,      // [d_ff, d_model]
-  kDown,    // [d_model, d_ff]
+  // Of a mixture of experts, whose matrices lie one below the other.
+  kRouter,       // [experts, d_model]
+  kGateExperts,  // [experts * expert_neurons, d_model]
+  kUpExperts,    // [experts * expert_neurons, d_model]
+  kDownExperts,  // [experts * d_model, expert_neurons]
+  kQ,            // [q_rows, d_model], rows in QueryHeadOrder
+  kK,            // [kv_rows, d_model]
+  kV,            // [kv_rows, d_model]
+  kOutput,       // [d_model, q_rows], columns in QueryHeadOrder
+  kGate,         // [d_ff, d_model]
+  kUp,           // [d_ff, d_model]
+  kDown,         // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 21;
+inline constexpr int kWeightRoles = 25;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

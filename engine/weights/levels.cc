@@ -299,7 +299,8 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
 }
 
 absl::Status CheckHasLevels(const ModelShape& shape) {
-  if (!shape.ChangesBranches() && shape.pre_norms && shape.qk_norm != QkNorm::kWhole) {
+  if (!shape.ChangesBranches() && shape.pre_norms && shape.qk_norm != QkNorm::kWhole &&
+      shape.experts == 0) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(

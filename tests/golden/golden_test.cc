@@ -1,6 +1,7 @@
 // Compares the engine with hidden states and logits that transformers computed for small random
 // models of every architecture, on every kernel target of this CPU, and those that GPUs compute in
-// every weight type, too. make_goldens.py makes the files.
+// every weight type, too. make_goldens.py and
+// make_expert_goldens.py make the files.
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,8 +32,9 @@ namespace fs = std::filesystem;
 
 constexpr char kData[] = "tests/golden/data/";
 // Models that only the CPU computes.
-constexpr std::array<const char*, 7> kOfCpu = {"smollm3", "granite", "olmo2", "mistral",
-                                               "phi3",    "gemma2",  "gemma3"};
+constexpr std::array<const char*, 10> kOfCpu = {"smollm3", "granite",   "olmo2",  "mistral",
+                                                "phi3",    "gemma2",    "gemma3", "qwen3moe",
+                                                "olmoe",   "granitemoe"};
 
 // One comparison: a model's weights in `type` against the outputs named `golden`.
 struct Case {
@@ -251,6 +253,8 @@ std::vector<Case> AllCases() {
     cases.push_back({model, GgmlType::kF32, "f", 0.9999});
     cases.push_back({model, GgmlType::kF16, "f", 0.9999});
   }
+  cases.push_back({"qwen3moe", GgmlType::kQ8_0, "q8_0", 0.999});
+  cases.push_back({"qwen3moe", GgmlType::kQ4_0, "q4_0", 0.999});
   cases.push_back({"llama_gqa", GgmlType::kQ4_1, "q4_1", 0.999});
   return cases;
 }

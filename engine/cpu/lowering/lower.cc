@@ -32,8 +32,7 @@ void Scale(float* x, int32_t n, float factor) {
 }  // namespace
 
 Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
-                   const Kernels& kernels, int threads, const LayerTap& tap,
-                   const WeightStream* stream)
+                   const Kernels& kernels, int threads, const LayerTap& tap, WeightStream* stream)
     : facts_(facts),
       weights_(weights),
       key_bias_(key_bias),
@@ -44,7 +43,8 @@ Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const K
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
                 .head_dim = facts.shape.head_dim},
-      lora_(facts, weights, kernels, work_) {
+      lora_(facts, weights, kernels, work_),
+      experts_(facts, weights, kernels, work_, stream == nullptr ? nullptr : stream->experts()) {
   const std::vector<float>& all = facts.shape.rope_frequencies;
   const auto pairs = static_cast<ptrdiff_t>(facts.shape.rope_dims / 2);
   for (auto from = all.begin(); from != all.end(); from += pairs) {
@@ -72,6 +72,7 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
                       static_cast<size_t>(density_chunks_),
                   0.0f);
   lora_.Start(program, plan);
+  experts_.Start(plan);
   // Steps point into this vector, so it must not reallocate while the program is lowered.
   const auto attends = std::count_if(program.ops.begin(), program.ops.end(),
                                      [](const Op& op) { return op.kind == OpKind::kAttend; });
@@ -104,6 +105,12 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return GateUp(op, steps);
     case OpKind::kDown:
       return Down(op, steps);
+    case OpKind::kRoute:
+      return experts_.Route(op, steps);
+    case OpKind::kExpertGateUp:
+      return experts_.GateUp(op, steps);
+    case OpKind::kExpertDown:
+      return experts_.Down(op, steps);
     case OpKind::kAddBranch:
       return AddBranch(op, steps);
     case OpKind::kTap:
