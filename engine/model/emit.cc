@@ -142,6 +142,7 @@ class Emitter {
   }
 
   void Logits(int32_t rows) {
+    if (plan_.hidden()) return AddPending(&Add(OpKind::kHidden, -1, rows, {Role::kOutputNorm}));
     AddPending(&Add(OpKind::kTakeLogitRows, -1, rows, {}));
     Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
     const ModelShape& s = facts_.shape;

@@ -40,8 +40,10 @@ enum class OpKind : uint8_t {
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
   kHead,           // logits = W * rms_norm(out)
   kFinishLogits,   // logits = soft-cap of scale * logits
+  kHidden,         // instead of the three before: rms_norm(x + pending B * a) in the order of the
+                   // caller's rows
 };
-inline constexpr int kOpKinds = 16;
+inline constexpr int kOpKinds = 17;
 
 // Name for a kernel span: "embed", "norm", "qkv", ...
 std::string_view OpName(OpKind kind);

@@ -98,6 +98,15 @@ TEST_F(ProgramTest, DecodingOneTokenNamesEveryWeightOnce) {
   EXPECT_EQ(program.layer_end.back(), static_cast<int32_t>(program.ops.size()));
 }
 
+TEST_F(ProgramTest, HiddenStatesNeedNoHead) {
+  Open();
+  const std::vector<Row> rows = {{.token = 3, .position = 5, .slot = 5, .want_logits = true}};
+  Batch batch = BatchOf(rows);
+  batch.hidden = true;
+  EXPECT_THAT(Names(Write(batch), -1), ::testing::ElementsAre("embed", "hidden"));
+  EXPECT_FALSE(program_.ops.back().Reads(WeightRole::kHead));
+}
+
 TEST_F(ProgramTest, RowsWithoutLogitsEndWithTheLastLayersKv) {
   Open();
   std::vector<Row> rows = PlainRows(SomeTokens(5, info_.vocab_size));

@@ -114,6 +114,8 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return Head(op, steps);
     case OpKind::kFinishLogits:
       return FinishLogits(op, steps);
+    case OpKind::kHidden:
+      return Hidden(op, steps);
   }
 }
 
@@ -467,6 +469,21 @@ void Lowering::Head(const Op& op, StepList& steps) {
   product.y = logits_ + int64_t{plan_->first_logits_row()} * facts_.shape.vocab_size;
   product.y_stride = facts_.shape.vocab_size;
   AddMatMuls(steps, kernels_, {&product, 1});
+}
+
+void Lowering::Hidden(const Op& op, StepList& steps) {
+  const float* norm = weights_.Vector(op.weights[0]);
+  steps.Add(op.rows, kPieceRows, [this, &op, norm](int begin, int end) {
+    const ModelShape& s = facts_.shape;
+    lora_.AddToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
+    for (int i = begin; i < end; ++i) {
+      const PlannedRow& planned = plan_->row(plan_->wanted()[static_cast<size_t>(i)]);
+      float* row = work_.out.row(i);
+      kernels_.rms_norm(work_.x.row(i), norm, s.rms_epsilon, s.d_model, row);
+      std::memcpy(logits_ + int64_t{planned.logits_row} * s.d_model, row,
+                  sizeof(float) * static_cast<size_t>(s.d_model));
+    }
+  });
 }
 
 void Lowering::FinishLogits(const Op& op, StepList& steps) {

@@ -64,6 +64,7 @@ class Lowering {
   void TakeLogitRows(const Op& op, StepList& steps);
   void Head(const Op& op, StepList& steps);
   void FinishLogits(const Op& op, StepList& steps);
+  void Hidden(const Op& op, StepList& steps);
 
   // Called by steps, for row i.
   void StoreKeyAndValue(const Op& op, int32_t i);
