@@ -22,6 +22,7 @@
 #include "engine/model/testing.h"
 #include "engine/sampling/likeness.h"
 #include "gtest/gtest.h"
+#include "serving/embedding/text_embedder.h"
 #include "tests/golden/testing.h"
 
 namespace withy::engine {
@@ -102,6 +103,14 @@ class GoldenTest : public testing::TestWithParam<Case> {
     return path;
   }
 
+  // The file of the case.
+  std::string ModelPath(const Case& c) {
+    if (c.type == GgmlType::kQ4_1) return kData + c.model + ".q4_1.gguf";
+    auto base = GgufFile::Open(kData + c.model + ".gguf");
+    EXPECT_TRUE(base.ok()) << base.status();
+    return base.ok() ? Convert(*base, c.type) : "";
+  }
+
   fs::path folder_;
 };
 
@@ -109,12 +118,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
   const Case& c = GetParam();
   auto golden = GgufFile::Open(kData + c.model + ".golden.gguf");
   ASSERT_TRUE(golden.ok()) << golden.status();
-  std::string path = kData + c.model + ".q4_1.gguf";
-  if (c.type != GgmlType::kQ4_1) {
-    auto base = GgufFile::Open(kData + c.model + ".gguf");
-    ASSERT_TRUE(base.ok()) << base.status();
-    path = Convert(*base, c.type);
-  }
+  const std::string path = ModelPath(c);
   const std::vector<int32_t> tokens = Tokens(*golden);
   const bool of_cpu = std::find(kOfCpu.begin(), kOfCpu.end(), c.model) != kOfCpu.end();
   for (const std::string& target : TestTargets()) {
@@ -146,6 +150,52 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     }
     EXPECT_EQ(hidden.size(), static_cast<size_t>(info.layers));
     compare("logits", logits, static_cast<size_t>(info.vocab_size));
+  }
+}
+
+// The vector that the reference's last hidden states give behind the final norm, which is exact.
+std::vector<float> ReferenceVector(const GgufFile& model, std::span<const float> hidden) {
+  const std::vector<float> norm = Floats(model, "output_norm.weight");
+  const size_t width = norm.size();
+  std::vector<float> sum(width);
+  for (size_t row = 0; row + width <= hidden.size(); row += width) {
+    double squares = 0;
+    for (const float x : hidden.subspan(row, width)) squares += static_cast<double>(x) * x;
+    const double rms = std::sqrt(squares / static_cast<double>(width) + 1e-5);  // make_goldens.py's
+    for (size_t i = 0; i < width; ++i)
+      sum[i] += static_cast<float>(hidden[row + i] / rms) * norm[i];
+  }
+  return sum;
+}
+
+TEST_P(GoldenTest, VectorsOfTextsMatchTheReference) {
+  const Case& c = GetParam();
+  auto golden = GgufFile::Open(kData + c.model + ".golden.gguf");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  const std::string path = ModelPath(c);
+  auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::vector<int32_t> tokens = Tokens(*golden);
+  const bool of_cpu = std::find(kOfCpu.begin(), kOfCpu.end(), c.model) != kOfCpu.end();
+  for (const std::string& target : TestTargets()) {
+    if (of_cpu && target == "cuda-on-cpu") continue;
+    ModelOptions options;
+    options.threads = 2;
+    UseTarget(target, &options);
+    options.cache_dir = folder_;
+    auto model = Model::Open(path, options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto embedder = serving::TextEmbedder::Create(**model, {tokens, {tokens.front()}}, 1 << 20);
+    ASSERT_TRUE(embedder.ok()) << embedder.status();
+    while (!(*embedder)->finished()) ASSERT_TRUE((*embedder)->Run(nullptr).ok());
+    const std::vector<serving::TextVector> vectors = (*embedder)->TakeVectors();
+    ASSERT_EQ(vectors.size(), 2u);
+    const std::string last = c.golden + ".hidden." + std::to_string((*model)->info().layers - 1);
+    const std::vector<float> hidden = Floats(*golden, last);
+    EXPECT_GT(Cosine(vectors[0].values, ReferenceVector(*file, hidden)), c.min_cosine) << target;
+    const auto first = std::span(hidden).first(vectors[1].values.size());
+    EXPECT_GT(Cosine(vectors[1].values, ReferenceVector(*file, first)), 1 - 10 * (1 - c.min_cosine))
+        << target;
   }
 }
 
