@@ -80,6 +80,19 @@ def models(client):
     assert client.models.retrieve(names[0]).id == names[0]
 
 
+def embeddings(client):
+    """The package asks for base64 unless it is told otherwise."""
+    texts = ["a boat on a lake", "a boat on the lake"]
+    encoded = client.embeddings.create(model="target", input=texts)
+    plain = client.embeddings.create(model="target", input=texts, encoding_format="float")
+    assert len(encoded.data) == 2 and encoded.usage.total_tokens > 4, encoded
+    for one, other in zip(encoded.data, plain.data):
+        assert one.index == other.index and one.embedding == other.embedding
+        assert abs(sum(value * value for value in one.embedding) - 1) < 1e-4
+    tokens = client.embeddings.create(model="target", input=[[5, 6], [7]])
+    assert tokens.usage.prompt_tokens == 3, tokens
+
+
 def errors(client, base_url):
     def refused(kind, call):
         try:
@@ -132,6 +145,7 @@ def main():
     choices(client)
     responses(client, whole)
     models(client)
+    embeddings(client)
     errors(client, base_url)
     leave(client)
     many(client)
