@@ -26,6 +26,9 @@ inline constexpr int kMaxMessages = 1024;
 inline constexpr size_t kMaxSystemPromptBytes = 256 << 10;  // of CreateContext
 inline constexpr size_t kMaxScoreBytes = 3 << 20;           // of a text that is scored
 
+// Texts that get vectors in one call; each as long as a prompt.
+inline constexpr int kMaxEmbedInputs = 2048;
+
 // Tools.
 inline constexpr size_t kMaxTools = 256;
 inline constexpr size_t kMaxToolsBytes = 256 << 10;  // JSON of all

@@ -474,4 +474,16 @@ absl::Status Client::Score(const v1::ScoreRequest& request, absl::Duration timeo
                         {timeout, "raise it with --timeout-s"});
 }
 
+absl::Status Client::Embed(const v1::EmbedRequest& request, absl::Duration timeout,
+                           const std::function<void(const v1::EmbedResponse&)>& on_message) {
+  grpc::ClientContext context;
+  impl_->Prepare(&context, timeout);
+  const auto reader = impl_->stub->Embed(&context, request);
+  for (v1::EmbedResponse message; reader->Read(&message);) on_message(message);
+  const grpc::Status status = reader->Finish();
+  if (status.ok()) return absl::OkStatus();
+  return impl_->Explain(status, context, impl_->orchestrator,
+                        {timeout, "raise it with --timeout-s"});
+}
+
 }  // namespace withy::cli

@@ -65,6 +65,8 @@ class Client {
   // Errors as Generate.
   absl::Status Score(const v1::ScoreRequest& request, absl::Duration timeout,
                      const std::function<void(const v1::ScoreResponse&)>& on_message);
+  absl::Status Embed(const v1::EmbedRequest& request, absl::Duration timeout,
+                     const std::function<void(const v1::EmbedResponse&)>& on_message);
 
   // RPCs of context_store itself: for the operator, on the board.
   absl::StatusOr<v1::ListAppsResponse> ListApps();

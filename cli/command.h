@@ -35,6 +35,7 @@ std::vector<Command> ConfigCommands();
 std::vector<Command> ContextCommands();
 std::vector<Command> DeviceCommands();
 std::vector<Command> DoctorCommands();
+std::vector<Command> EmbedCommands();
 std::vector<Command> ExplainCommands();
 std::vector<Command> GenerateCommands();
 std::vector<Command> ModelCommands();

@@ -20,8 +20,8 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (auto group :
        {ChatCommands, GenerateCommands, ContextCommands, AppCommands, ConfigCommands, ModelCommands,
-        CalibrateCommands, DeviceCommands, DoctorCommands, ExplainCommands, ScoreCommands,
-        StatusCommands, ProfileCommands, ProfileStudyCommands, StoreCommands}) {
+        CalibrateCommands, DeviceCommands, DoctorCommands, EmbedCommands, ExplainCommands,
+        ScoreCommands, StatusCommands, ProfileCommands, ProfileStudyCommands, StoreCommands}) {
     for (Command& command : group()) all.push_back(std::move(command));
   }
   return all;

@@ -219,6 +219,7 @@ void RequestParser::OnHeadEnd() {
                                   " header Host: HTTP/1.1 wants one"));
   }
   if (!ReadLength() || !ReadCoding() || !ReadExpectation()) return;
+  ReadConnection();
   line_bytes_ = 0;
   if (!head_.chunked && head_.content_length.value_or(0) == 0) {
     state_ = State::kDone;
@@ -285,6 +286,17 @@ bool RequestParser::ReadExpectation() {
     head_.expects_continue = true;
   }
   return true;
+}
+
+void RequestParser::ReadConnection() {
+  head_.closes = head_.http_1_0;
+  for (const auto& [name, value] : head_.headers) {
+    if (name != "connection") continue;
+    for (const absl::string_view one : absl::StrSplit(value, ',')) {
+      head_.closes =
+          head_.closes || absl::EqualsIgnoreCase(ToAbsl(TrimSpaces(ToStd(one))), "close");
+    }
+  }
 }
 
 void RequestParser::OnChunkSize(std::string_view line) {

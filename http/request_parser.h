@@ -1,9 +1,9 @@
 // Requests of HTTP/1.1 (RFC 9112) out of bytes as they arrive. Pure: no sockets, no clock.
 // Neighbours: server.h feeds it; tests/fuzz feeds it anything.
 //
-// One request a connection, so nothing behind a request is looked at. What another server on the
-// way might read otherwise is refused: two lengths, a length beside chunks, spaces before a
-// colon, folded headers, control characters.
+// What another server on the way might read otherwise is refused, since requests follow one another
+// on a connection: two lengths, a length beside chunks, spaces before a colon, folded headers,
+// control characters.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,8 @@ struct RequestHead {
   std::optional<uint64_t> content_length;  // unset: none was given
   bool chunked = false;
   bool expects_continue = false;  // the client waits for 100 (Continue) before it sends its body
+  // No request follows on the connection: the client says so, or speaks HTTP/1.0.
+  bool closes = false;
 
   // The first header of this name in lower case; null: there is none.
   const std::string* Find(std::string_view name) const;
@@ -53,6 +55,8 @@ class RequestParser {
   size_t Feed(std::string_view bytes);
 
   State state() const { return state_; }
+  // Whether a request has begun; an empty line before one does not count.
+  bool begun() const { return part_ != Part::kRequestLine || !line_.empty(); }
   // As far as it has arrived.
   const RequestHead& head() const { return head_; }
   const std::string& body() const { return body_; }
@@ -75,6 +79,7 @@ class RequestParser {
   bool ReadLength();
   bool ReadCoding();
   bool ReadExpectation();
+  void ReadConnection();
   void OnChunkSize(std::string_view line);
   bool InHead() const { return part_ == Part::kRequestLine || part_ == Part::kHeader; }
   void Fail(int status, std::string message);

@@ -196,5 +196,19 @@ TEST(RequestParserTest, AClientMayWaitBeforeItSendsItsBody) {
       << "who speaks HTTP/1.0 does not know 100";
 }
 
+TEST(RequestParserTest, AClientSaysWhetherItGoesOn) {
+  for (const auto& [headers, closes] :
+       std::map<std::string, bool>{{"", false},
+                                   {"Connection: keep-alive\r\n", false},
+                                   {"Connection: close\r\n", true},
+                                   {"Connection: TE, CLOSE\r\n", true},
+                                   {"Connection: TE\r\nConnection: close\r\n", true},
+                                   {"Connection: closed\r\n", false}}) {
+    EXPECT_EQ(Parse("GET / HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n").head().closes, closes)
+        << headers;
+  }
+  EXPECT_TRUE(Parse("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").head().closes);
+}
+
 }  // namespace
 }  // namespace withy::http

@@ -86,6 +86,7 @@ std::optional<Failure> Exchange::ReadBody(std::string* body) {
     next = std::string_view(bytes.data(), static_cast<size_t>(got));
   }
   if (parser_.state() == RequestParser::State::kFailed) return parser_.failure();
+  rest_ = std::string(next);
   *body = parser_.TakeBody();
   return std::nullopt;
 }
@@ -94,12 +95,20 @@ bool Exchange::Send(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t sent = socket_.Send(bytes);
     if (sent < 0) {
-      if (!TryAgain() || !Await(POLLOUT, SteadyNow() + options_.write_ns)) return false;
+      if (!TryAgain() || !Await(POLLOUT, SteadyNow() + options_.write_ns)) {
+        broken_ = true;
+        return false;
+      }
       continue;
     }
     bytes.remove_prefix(static_cast<size_t>(sent));
   }
   return true;
+}
+
+bool Exchange::MayKeepOpen() const {
+  return options_.idle_ns > 0 && !head().closes && !stopping_ && !broken_ &&
+         parser_.state() == RequestParser::State::kDone;
 }
 
 Server::Server(UniqueFd listener, const ServerOptions& options, Handlers handlers)
@@ -129,6 +138,7 @@ void Server::Stop() {
   Raise(stop_);
   thread_.join();
   executor_.reset();  // waits
+  std::erase_if(connections_, [](const Connection& one) { return one.state == State::kIdle; });
   absl::MutexLock lock(&mutex_);
   answered_.clear();
 }
@@ -205,26 +215,41 @@ void Server::MakeRoom() {
 void Server::TakeAnswered() {
   uint64_t ignored = 0;
   (void)!read(wake_.get(), &ignored, sizeof ignored);
-  std::vector<Socket> answered;
+  std::vector<Answered> answered;
   {
     absl::MutexLock lock(&mutex_);
     answered.swap(answered_);
   }
-  for (Socket& socket : answered) {
+  for (Answered& one : answered) {
     if (connections_.size() >= options_.connections) MakeRoom();
-    Connection connection{.socket = std::move(socket), .parser = RequestParser(options_.limits)};
-    if (BeginHangUp(connection)) connections_.push_back(std::move(connection));
+    Connection connection{.socket = std::move(one.socket),
+                          .parser = RequestParser(options_.limits)};
+    const bool stays = one.keep_open ? BeginIdle(connection, one.rest) : BeginHangUp(connection);
+    if (stays) connections_.push_back(std::move(connection));
   }
+}
+
+// The next request may be there already: behind the one before, or decrypted by TLS.
+bool Server::BeginIdle(Connection& connection, std::string_view rest) {
+  connection.state = State::kIdle;
+  connection.deadline_ns = SteadyNow() + options_.idle_ns;
+  if (!rest.empty()) {
+    if (const std::optional<bool> over = Take(connection, rest)) return *over;
+  }
+  return Read(connection);
 }
 
 bool Server::Advance(Connection& connection) {
   // The deadline also applies to a peer that keeps the connection busy.
   if (SteadyNow() >= connection.deadline_ns) {
+    // One that is idle is closed without a word: its client may be about to send a request, and
+    // would take the word for the answer.
     if (connection.state != State::kReading || !connection.spoke) return false;
     return Refuse(connection, {408, "the request's line and headers did not arrive in time"},
                   connection.parser.head());
   }
   switch (connection.state) {
+    case State::kIdle:
     case State::kReading:
       return Read(connection);
     case State::kAnswering:
@@ -242,19 +267,28 @@ bool Server::Read(Connection& connection) {
     // A refused handshake: its alert is to arrive before the connection is closed.
     if (got < 0) return TryAgain() || (connection.socket.encrypted() && BeginHangUp(connection));
     if (got == 0) return false;
-    connection.spoke = true;
     const std::string_view came(bytes.data(), static_cast<size_t>(got));
-    const size_t used = connection.parser.Feed(came);
-    switch (connection.parser.state()) {
-      case RequestParser::State::kHead:
-        continue;
-      case RequestParser::State::kFailed:
-        return Refuse(connection, connection.parser.failure(), connection.parser.head());
-      case RequestParser::State::kBody:
-      case RequestParser::State::kDone:
-        return Dispatch(connection, std::string(came.substr(used)));
-    }
+    if (const std::optional<bool> over = Take(connection, came)) return *over;
   }
+}
+
+std::optional<bool> Server::Take(Connection& connection, std::string_view bytes) {
+  connection.spoke = true;
+  const size_t used = connection.parser.Feed(bytes);
+  if (connection.state == State::kIdle && connection.parser.begun()) {
+    connection.state = State::kReading;
+    connection.deadline_ns = SteadyNow() + options_.head_ns;
+  }
+  switch (connection.parser.state()) {
+    case RequestParser::State::kHead:
+      return std::nullopt;
+    case RequestParser::State::kFailed:
+      return Refuse(connection, connection.parser.failure(), connection.parser.head());
+    case RequestParser::State::kBody:
+    case RequestParser::State::kDone:
+      return Dispatch(connection, std::string(bytes.substr(used)));
+  }
+  return false;
 }
 
 bool Server::Dispatch(Connection& connection, std::string rest) {
@@ -271,7 +305,7 @@ bool Server::Dispatch(Connection& connection, std::string rest) {
     handlers_.answer(*exchange);
     {
       absl::MutexLock lock(&mutex_);
-      answered_.push_back(exchange->TakeSocket());
+      answered_.push_back({exchange->TakeSocket(), exchange->kept_open(), exchange->TakeRest()});
     }
     Raise(wake_);
   };

@@ -4,8 +4,9 @@
 // answered at once, by bytes that the one thread writes as the client takes them. Neighbours:
 // request_parser.h reads requests, status.h has the words of a status.
 //
-// One request a connection: each answer says `Connection: close`. In TLS where it is asked for. No
-// compression.
+// A connection takes one request after the other where the answer says so (Exchange::MayKeepOpen);
+// between two it is the one thread's again, and the first to be closed where others need room. In
+// TLS where it is asked for. No compression.
 #pragma once
 
 #include <cstddef>
@@ -38,13 +39,15 @@ struct ServerOptions {
   size_t connections = 256;  // all others; for a new one the least promising is closed
   // Time-outs. From connection to the end of the head; until all of an answer that was there at
   // once is taken; without a byte of the body, and for all of it; until the client takes a piece of
-  // the answer; until it closes behind the answer.
+  // the answer; until it closes behind the last answer.
   int64_t head_ns = 10 * kNanosPerSecond;
   int64_t answer_ns = 5 * kNanosPerSecond;
   int64_t body_idle_ns = 10 * kNanosPerSecond;
   int64_t body_ns = 60 * kNanosPerSecond;
   int64_t write_ns = 10 * kNanosPerSecond;
   int64_t hang_up_ns = 2 * kNanosPerSecond;
+  // From an answer to the next request on its connection.
+  int64_t idle_ns = 30 * kNanosPerSecond;
   // Clients must speak TLS; shared with the process's other servers. Null: they must not.
   std::shared_ptr<TlsSource> tls = nullptr;
 };
@@ -69,7 +72,18 @@ class Exchange {
   // False: the client did not take it in time, or has gone.
   bool Send(std::string_view bytes);
 
+  // Whether the connection may take another request behind this one: the client wants it, and all
+  // of this request was read. Asked for before the answer, which then says how it ends (by its
+  // length or in chunks); without it, it says `Connection: close`.
+  bool MayKeepOpen() const;
+  // The whole answer has been sent, and did not say that the connection closes.
+  void KeepOpen() { keep_open_ = true; }
+  bool kept_open() const { return keep_open_ && !broken_; }
+  const ServerOptions& options() const { return options_; }
+
   Socket TakeSocket() { return std::move(socket_); }
+  // What came behind the request.
+  std::string TakeRest() { return std::move(rest_); }
 
  private:
   // Waits for `events`, or what TLS waits for instead. False: not by `deadline_ns`. Soon after the
@@ -78,9 +92,11 @@ class Exchange {
 
   Socket socket_;
   RequestParser parser_;
-  std::string rest_;  // came with the head
+  std::string rest_;  // came with the head, or with the end of the body
   const int stop_;
   bool stopping_ = false;
+  bool broken_ = false;  // the client has not all that was sent
+  bool keep_open_ = false;
   const ServerOptions& options_;
 };
 
@@ -111,15 +127,22 @@ class Server {
 
  private:
   // In the order in which they are closed for others.
-  enum class State { kHangingUp, kReading, kAnswering };
+  enum class State { kHangingUp, kIdle, kReading, kAnswering };
   struct Connection {
     Socket socket;
-    State state = State::kReading;
+    State state = State::kReading;  // kIdle: behind an answer, before the next request
     RequestParser parser;
     int64_t deadline_ns = 0;
-    bool spoke = false;
+    bool spoke = false;  // since the last answer
     std::string answer = {};
     size_t sent = 0;
+  };
+
+  // That a thread has answered.
+  struct Answered {
+    Socket socket;
+    bool keep_open = false;
+    std::string rest;  // the beginning of the next request
   };
 
   Server(UniqueFd listener, const ServerOptions& options, Handlers handlers);
@@ -132,6 +155,9 @@ class Server {
   // These return false if the connection is to be closed, or is another's now.
   bool Advance(Connection& connection);
   bool Read(Connection& connection);
+  bool BeginIdle(Connection& connection, std::string_view rest);
+  // Nullopt: more bytes are to be read.
+  std::optional<bool> Take(Connection& connection, std::string_view bytes);
   bool Dispatch(Connection& connection, std::string rest);
   bool Refuse(Connection& connection, const Failure& failure, const RequestHead& head);
   bool BeginAnswer(Connection& connection, std::string answer);
@@ -148,8 +174,8 @@ class Server {
   std::vector<Connection> connections_;  // of the thread that reads heads; oldest first
   int64_t accept_again_ns_ = 0;          // the process had no descriptors left
   absl::Mutex mutex_;
-  std::vector<Socket> answered_ ABSL_GUARDED_BY(mutex_);  // to be closed
-  std::unique_ptr<Executor> executor_;                    // null: everything is answered at once
+  std::vector<Answered> answered_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Executor> executor_;  // null: everything is answered at once
   std::thread thread_;
 };
 

@@ -49,7 +49,12 @@ std::string Say(int status, std::string_view text) {
   return absl::StrCat("HTTP/1.1 ", status, " X\r\nConnection: close\r\n\r\n", ToAbsl(text));
 }
 
-// Answers with the body; "/early" before it is read, "/held" when it is let go.
+std::string Keep(std::string_view text) {
+  return absl::StrCat("HTTP/1.1 200 X\r\nContent-Length: ", text.size(), "\r\n\r\n", ToAbsl(text));
+}
+
+// Answers with the body; "/kept" on a connection that stays open; "/early" before it is read,
+// "/held" when it is let go.
 class ServerTest : public ::testing::Test {
  protected:
   void Start(const ServerOptions& options = {}) {
@@ -71,6 +76,10 @@ class ServerTest : public ::testing::Test {
                }
                std::string body;
                const auto failure = exchange.ReadBody(&body);
+               if (exchange.head().path == "/kept" && exchange.MayKeepOpen()) {
+                 if (exchange.Send(Keep(body))) exchange.KeepOpen();
+                 return;
+               }
                exchange.Send(failure ? Say(failure->status, failure->message) : Say(200, body));
              },
          .refuse = [](const Failure& failure,
@@ -196,6 +205,78 @@ TEST_F(ServerTest, StopEndsWhatWaitsForClients) {
   server_->Stop();
   EXPECT_LT(Clock::Real().SteadyNanos() - began, 5 * kNanosPerSecond);
   EXPECT_THAT(client.Read(), StartsWith("HTTP/1.1 503"));
+}
+
+std::string KeptPost(const std::string& body, const std::string& headers = "") {
+  return PostTo("/kept", absl::StrCat("Content-Length: ", body.size(), "\r\n", headers), body);
+}
+
+TEST_F(ServerTest, AConnectionTakesRequestsUntilOneIsTheLast) {
+  Start();
+  const Client client(port_);
+  for (const std::string body : {"one", "two"}) {
+    client.Send(KeptPost(body));
+    EXPECT_EQ(client.Read("\r\n\r\n" + body), Keep(body));
+  }
+  // Behind one another, with the empty line that old clients send, and one without a body.
+  client.Send(KeptPost("three") + "\r\n" + KeptPost("four") +
+              "GET /kept HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(client.Read("Content-Length: 0\r\n\r\n"), Keep("three") + Keep("four") + Keep(""));
+  client.Send(PostTo("/kept", "Transfer-Encoding: chunked\r\n", "2\r\nhi\r\n0\r\n\r\n"));
+  EXPECT_EQ(client.Read("\r\n\r\nhi"), Keep("hi"));
+  client.Send(KeptPost("last", "Connection: x, Close\r\n"));
+  EXPECT_EQ(client.Read(), Say(200, "last"));
+}
+
+TEST_F(ServerTest, WhatIsNotReadOrTooOldKeepsNothingOpen) {
+  Start();
+  EXPECT_THAT(Exchanged(PostTo("/early", "Content-Length: 2\r\n", "hi")),
+              StartsWith("HTTP/1.1 403"));
+  EXPECT_EQ(
+      Exchanged("POST /kept HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nhi"),
+      Say(200, "hi"));
+  const Client client(port_);
+  client.Send(KeptPost("one"));
+  EXPECT_EQ(client.Read("\r\n\r\none"), Keep("one"));
+  client.Send("no request\r\n\r\n");
+  EXPECT_THAT(client.Read(), StartsWith("HTTP/1.1 400"));
+}
+
+// They hold no thread, and go first where others need room.
+TEST_F(ServerTest, IdleConnectionsBlockNobody) {
+  ServerOptions options;
+  options.threads = 1;
+  options.waiting = 1;
+  options.connections = 4;
+  Start(options);
+  std::vector<std::unique_ptr<Client>> idle;
+  for (int i = 0; i < 20; ++i) {
+    idle.push_back(std::make_unique<Client>(port_));
+    idle.back()->Send(KeptPost("hi"));
+    EXPECT_EQ(idle.back()->Read("\r\n\r\nhi"), Keep("hi")) << i;
+  }
+  EXPECT_EQ(idle.front()->Read(), "") << "closed for the others";
+  EXPECT_EQ(Exchanged(KeptPost("more", "Connection: close\r\n")), Say(200, "more"));
+}
+
+TEST_F(ServerTest, AnIdleConnectionIsClosedWithoutAWord) {
+  ServerOptions options;
+  options.idle_ns = 200 * kNanosPerMilli;
+  Start(options);
+  const Client client(port_);
+  client.Send(KeptPost("hi"));
+  EXPECT_EQ(client.Read("\r\n\r\nhi"), Keep("hi"));
+  client.Send("\r\n");
+  EXPECT_EQ(client.Read(), "");
+}
+
+TEST_F(ServerTest, StopClosesIdleConnections) {
+  Start();
+  const Client client(port_);
+  client.Send(KeptPost("hi"));
+  EXPECT_EQ(client.Read("\r\n\r\nhi"), Keep("hi"));
+  server_->Stop();
+  EXPECT_EQ(client.Read(), "");
 }
 
 }  // namespace

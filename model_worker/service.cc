@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "grammar/compiler.h"
 #include "model_worker/delta_gatherer.h"
+#include "model_worker/embed_stream.h"
 #include "model_worker/score_stream.h"
 #include "policy/constants.h"
 #include "rpc/daemon.h"
@@ -118,6 +119,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
         encoder_fingerprint_(parts.env.encoder.Fingerprint()),
         tokenize_thread_(kTokenizeQueue),
         score_thread_(/*limit=*/1),
+        embed_thread_(serving::IdleEmbedder::kMostWaiting),
         grammars_(parts.env.encoder.tokenizer(), parts.env.model.vocab_size,
                   parts.env.encoder.CallsForm()),
         grammar_thread_(grammar::kMostWaiting) {}
@@ -198,6 +200,25 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
     if (!posted) {  // the one before has left its place and not yet its thread
       place->Leave();
       queue->Close(WithHint(absl::ResourceExhaustedError("another text is being scored: retry")));
+    }
+    return queue->reactor();
+  }
+
+  grpc::ServerWriteReactor<v1::EmbedResponse>* Embed(grpc::CallbackServerContext* context,
+                                                     const v1::EmbedRequest* request) override {
+    const auto queue = EmbedStream::Queue::Create(parts_.answers, context);
+    auto stream = std::make_shared<EmbedStream>(queue);
+    const bool posted = embed_thread_.Post([this, request, queue, stream] {
+      const engine::CancelCheck cancelled = [&queue] { return queue->cancelled(); };
+      absl::Status status = parts_.trust_weights();
+      if (!status.ok()) return stream->Failed(status);
+      auto embedder = EmbedderFromWire(*request, parts_.env, parts_.model, &cancelled);
+      if (!embedder.ok()) return stream->Failed(embedder.status());
+      parts_.scheduler.Embed(*std::move(embedder), stream);
+    });
+    if (!posted) {
+      stream->Failed(absl::ResourceExhaustedError(
+          "too many requests wait for the vectors of their texts: retry later"));
     }
     return queue->reactor();
   }
@@ -361,6 +382,7 @@ class ModelWorkerService final : public v1::ModelWorker::CallbackService {
       tokenize_thread_;  // encodes and asks the store, so that gRPC's threads need not wait
   const std::shared_ptr<ScorePlace> score_place_ = std::make_shared<ScorePlace>();
   serving::TaskThread score_thread_;  // encodes texts that are to be scored
+  serving::TaskThread embed_thread_;  // encodes texts that are to get vectors
   grammar::Compiler grammars_;
   serving::TaskThread grammar_thread_;  // compiles, so that neither gRPC nor steps wait
 };

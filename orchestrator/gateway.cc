@@ -47,6 +47,7 @@ Gateway::Gateway(const v1::Config& config, telemetry::Recorder& recorder, const 
              config.model().device() != "cpu" || config.draft().device() != "cpu", clock, recorder),
       budgets_(config, recorder, clock),
       scores_(apps_, backends_, workers_, board_, budgets_, refusals_),
+      embeddings_(apps_, backends_, workers_, board_, budgets_, refusals_),
       auditor_(config.orchestrator().audit_off()
                    ? nullptr
                    : std::make_unique<Auditor>(backends_, scores_, clock, recorder,
@@ -187,6 +188,13 @@ absl::StatusOr<v1::ListModelsResponse> Gateway::ListModels(absl::Time deadline) 
   if (absl::IsNotFound(draft.status())) response.add_notes(std::string(draft.status().message()));
   if (const auto tlm = tlm_.For(*target)) *response.add_models() = tlm->description();
   return response;
+}
+
+absl::StatusOr<std::string> Gateway::MetricsText(bool lean, absl::Time deadline) {
+  v1::GetMetricsRequest request;
+  request.set_lean(lean);
+  WITHY_ASSIGN_OR_RETURN(v1::GetMetricsResponse metrics, backends_.Metrics(request, deadline));
+  return std::move(*metrics.mutable_text());
 }
 
 }  // namespace withy::orchestrator

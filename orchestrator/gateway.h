@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "orchestrator/board/readiness.h"
 #include "orchestrator/call/call_parts.h"
+#include "orchestrator/call/embed.h"
 #include "orchestrator/call/refusals.h"
 #include "orchestrator/call/score.h"
 #include "telemetry/recorder.h"
@@ -39,6 +40,7 @@ class Gateway {
   AppRecords& apps() { return apps_; }
   const TokenCounter& counter() const { return counter_; }
   TextScores& scores() { return scores_; }
+  TextEmbeddings& embeddings() { return embeddings_; }
   Readiness& readiness() { return readiness_; }
   const AppBudgets& budgets() const { return budgets_; }
 
@@ -77,6 +79,9 @@ class Gateway {
   // calls notice themselves if it serves another model by now. Errors: NOT_FOUND, UNAVAILABLE.
   absl::StatusOr<AnsweringModel> FindModel(const std::string& model, absl::Time deadline);
   v1::GetStatusResponse GetStatus(absl::Time deadline);
+  // The metrics of all processes in Prometheus' text format. Errors: UNAVAILABLE where
+  // profiler_agent is away.
+  absl::StatusOr<std::string> MetricsText(bool lean, absl::Time deadline);
 
  private:
   CallParts Parts();
@@ -102,6 +107,7 @@ class Gateway {
   BoardWatch board_;
   AppBudgets budgets_;
   TextScores scores_;
+  TextEmbeddings embeddings_;
   // These use the others.
   const std::unique_ptr<Auditor> auditor_;  // null: none
   const std::unique_ptr<Prober> prober_;    // null: none

@@ -28,8 +28,9 @@ namespace {
 
 constexpr size_t kShortThreads = 8;
 constexpr size_t kShortQueue = 512;
-// Beside those of calls that are admitted: for models, and for calls that are refused.
-constexpr uint32_t kHttpThreads = 8;
+// Beside those of calls that are admitted: for vectors of texts; for models, and for calls that are
+// refused.
+constexpr uint32_t kHttpThreads = TextEmbeddings::kMostCalls + 8;
 constexpr uint32_t kMaxHttpCalls = 1024;
 // A task that no thread took for so long means that the threads hang.
 constexpr int64_t kStallNs = 60 * kNanosPerSecond;

@@ -106,7 +106,8 @@ using RawTexts = LlmService::WithRawCallbackMethod_BindApp<
                     LlmService::WithRawCallbackMethod_ListContexts<
                         LlmService::WithRawCallbackMethod_DeleteContext<
                             LlmService::WithRawCallbackMethod_ListModels<
-                                LlmService::WithRawCallbackMethod_GetStatus<Base>>>>>>>>>>>>;
+                                LlmService::WithRawCallbackMethod_GetStatus<
+                                    LlmService::WithRawCallbackMethod_Embed<Base>>>>>>>>>>>>>;
 
 class LlmServiceImpl final : public RawTexts<LlmService::Service> {
  public:
@@ -117,7 +118,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
         clock_(clock),
         answers_(answers),
         access_(access),
-        scores_(/*threads=*/1, /*queue_limit=*/1, clock) {}
+        scores_(/*threads=*/1, /*queue_limit=*/1, clock),
+        embeds_(TextEmbeddings::kMostCalls, TextEmbeddings::kMostCalls, clock) {}
 
   grpc::ServerUnaryReactor* BindApp(CallbackServerContext* context, const ByteBuffer* request,
                                     ByteBuffer* response) override {
@@ -191,6 +193,8 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   grpc::ServerWriteReactor<ByteBuffer>* Generate(CallbackServerContext* context,
                                                  const ByteBuffer* request) override;
   grpc::ServerWriteReactor<ByteBuffer>* Score(CallbackServerContext* context,
+                                              const ByteBuffer* request) override;
+  grpc::ServerWriteReactor<ByteBuffer>* Embed(CallbackServerContext* context,
                                               const ByteBuffer* request) override;
 
  private:
@@ -278,10 +282,11 @@ class LlmServiceImpl final : public RawTexts<LlmService::Service> {
   const ServiceThreads threads_;
   const Clock& clock_;
   rpc::OpenStreams& answers_;
-  rpc::OpenStreams score_answers_;  // a drain does not wait for them: their clients ask again
+  rpc::OpenStreams text_answers_;  // a drain does not wait for them: their clients ask again
   const ServiceAccess access_;
   std::atomic<bool> scoring_{false};  // a text is being scored
   Executor scores_;                   // runs Score
+  Executor embeds_;                   // runs Embed
 };
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerContext* context,
@@ -339,7 +344,7 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Generate(CallbackServerCon
 
 grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContext* context,
                                                             const ByteBuffer* bytes) {
-  const std::shared_ptr<Queue> queue = Queue::Create(score_answers_, context);
+  const std::shared_ptr<Queue> queue = Queue::Create(text_answers_, context);
   const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
   queue->OnCancelled([control] { control->Cancel(); });
   const absl::Status full = WithReason(
@@ -371,6 +376,36 @@ grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Score(CallbackServerContex
     scoring_ = false;
     gateway_.Refused({.method = "Score", .caller = caller}, full);
     queue->Close(full);
+  }
+  return queue->reactor();
+}
+
+grpc::ServerWriteReactor<ByteBuffer>* LlmServiceImpl::Embed(CallbackServerContext* context,
+                                                            const ByteBuffer* bytes) {
+  const std::shared_ptr<Queue> queue = Queue::Create(text_answers_, context);
+  const auto control = std::make_shared<CallControl>(DeadlineOf(*context));
+  queue->OnCancelled([control] { control->Cancel(); });
+  const Caller caller = CallerOf(*context);
+  const auto refuse = [this, caller, queue](const absl::Status& status) {
+    gateway_.Refused({.method = "Embed", .caller = caller}, status);
+    queue->Close(status);
+  };
+  const bool taken = embeds_.Run([this, caller, bytes, control, queue, refuse] {
+    v1::EmbedRequest request;
+    if (const absl::Status parsed = Parse(*bytes, &request); !parsed.ok()) return refuse(parsed);
+    const absl::StatusOr<std::string> app_id =
+        gateway_.apps().Authenticate(caller, control->deadline());
+    if (!app_id.ok()) return refuse(app_id.status());
+    queue->Close(gateway_.embeddings().Embed(*app_id, request, *control, [&](const auto& message) {
+      return queue->WaitForRoom(kReaderPatience) && queue->Push(Serialize(message));
+    }));
+  });
+  if (!taken) {
+    refuse(WithReason(
+        rpc::WithRetryAfter(absl::ResourceExhaustedError("too many texts wait for their vectors: "
+                                                         "retry after the advised time"),
+                            policy::kEmbedRetryMs),
+        "QUEUE_FULL"));
   }
   return queue->reactor();
 }

@@ -259,6 +259,7 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   model.set_role("target");
   model.set_context_length(32'768);
   model.set_vocabulary(1000);
+  model.set_embedding_values(4);
   {
     const std::lock_guard lock(mutex_);
     model.set_warning(warning_);
@@ -272,6 +273,38 @@ Status FakeWorker::GetWorkerInfo(grpc::ServerContext*, const v1::GetWorkerInfoRe
   }
   response->mutable_cost()->set_decode_us_per_token(10'000);
   response->mutable_status()->set_model_bytes(123);
+  return Status::OK;
+}
+
+Status FakeWorker::Embed(grpc::ServerContext* context, const v1::EmbedRequest* request,
+                         grpc::ServerWriter<v1::EmbedResponse>* writer) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++embeds_;
+    changed_.notify_all();
+  }
+  uint64_t computed = 0;
+  for (const v1::EmbedInput& input : request->inputs()) {
+    const auto tokens = static_cast<uint32_t>(
+        input.has_tokens() ? static_cast<size_t>(input.tokens().ids_size()) : input.text().size());
+    v1::EmbedResponse response;
+    v1::Embedding& embedding = *response.add_embeddings();
+    for (const float value : {static_cast<float>(tokens), 0.25F, -0.5F, 0.0F}) {
+      embedding.add_values(value);
+    }
+    embedding.set_tokens(tokens);
+    response.set_computed_tokens(computed += tokens);
+    writer->Write(response);
+    if (input.text() != "hold") continue;
+    std::unique_lock lock(mutex_);
+    while (!released_ && !context->IsCancelled()) {
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    if (!context->IsCancelled()) continue;
+    ++cancelled_;
+    changed_.notify_all();
+    return {StatusCode::CANCELLED, "cancelled"};
+  }
   return Status::OK;
 }
 
@@ -390,6 +423,11 @@ bool FakeScorer::AwaitCancelled(int count) {
 bool FakeWorker::AwaitCancelled(int count, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return cancelled_ >= count; });
+}
+
+bool FakeWorker::AwaitEmbeds(int count) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return embeds_ >= count; });
 }
 
 bool FakeWorker::AwaitRuns(size_t count, std::chrono::milliseconds timeout) {

@@ -131,6 +131,14 @@ class FakeWorker final : public v1::ModelWorker::Service {
     return scorer.Score(context, *request, writer);
   }
 
+  // A vector of four numbers, of which the first is the input's bytes or tokens, and so many
+  // tokens. Behind a text "hold" waits until Release() or the end of the call.
+  grpc::Status Embed(grpc::ServerContext* context, const v1::EmbedRequest* request,
+                     grpc::ServerWriter<v1::EmbedResponse>* writer) override;
+
+  // Waits until it has begun so many requests for vectors; false when it has not.
+  bool AwaitEmbeds(int count);
+
   // APP/CONTEXT of the contexts that it was to forget.
   std::vector<std::string> forgotten() const {
     const std::lock_guard lock(mutex_);
@@ -196,6 +204,7 @@ class FakeWorker final : public v1::ModelWorker::Service {
   bool released_ = false;
   bool died_ = false;
   int cancelled_ = 0;
+  int embeds_ = 0;  // that were begun
 };
 
 // Answers as FakeWorker does. Thread-safe.
@@ -221,11 +230,16 @@ class FakeDraft final : public v1::DraftWorker::Service {
   FakeWorker model;
 };
 
-// Keeps what it is told of calls. Thread-safe.
+// Keeps what it is told of calls, and has a metric of each kind of page. Thread-safe.
 class FakeProfiler final : public v1::Profiler::Service {
  public:
   grpc::Status ReportCall(grpc::ServerContext*, const v1::ReportCallRequest* request,
                           v1::ReportCallResponse*) override;
+  grpc::Status GetMetrics(grpc::ServerContext*, const v1::GetMetricsRequest* request,
+                          v1::GetMetricsResponse* response) override {
+    response->set_text(request->lean() ? "withy_lean 1\n" : "withy_whole 1\n");
+    return grpc::Status::OK;
+  }
   // Waits for the next report; empty when none comes.
   v1::CallReport Next();
 

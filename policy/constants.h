@@ -198,6 +198,12 @@ inline constexpr double kMostRetryMs = 30'000;
 // The same beside a text that is being scored, which takes seconds to minutes. Milliseconds.
 // Choice.
 inline constexpr int64_t kScoreRetryMs = 2000;
+// Vectors of texts beside running calls: how long one piece takes, and how long the calls have the
+// cores between two of them, so that they lose about a fifth of the time. Milliseconds. Choice.
+inline constexpr int64_t kEmbedPieceMs = 25;
+inline constexpr int64_t kEmbedPauseMs = 100;
+// Advice to who comes while too many texts wait for their vectors. Milliseconds. Choice.
+inline constexpr int64_t kEmbedRetryMs = 500;
 // A worker's advice where it knows no better, and the least. Milliseconds. Choice.
 inline constexpr int64_t kWorkerRetryMs = 200;
 inline constexpr int64_t kLeastWorkerRetryMs = 20;

@@ -40,6 +40,12 @@ std::vector<prometheus::MetricFamily> Lean(std::vector<prometheus::MetricFamily>
   return families;
 }
 
+std::string MetricsText(const prometheus::Collectable& collectable, bool lean) {
+  std::vector<prometheus::MetricFamily> families = collectable.Collect();
+  if (lean) families = Lean(std::move(families));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     std::string_view listen, std::shared_ptr<prometheus::Collectable> collectable,
     std::vector<Page> further, const http::ServerOptions& options) {
@@ -48,11 +54,10 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   auto server = std::unique_ptr<MetricsServer>(new MetricsServer);
   server->address_ = BoundAddress(socket, address);
   constexpr char kTextFormat[] = "text/plain; version=0.0.4; charset=utf-8";
-  further.push_back({"/metrics/lean", kTextFormat, [collectable] {
-                       return prometheus::TextSerializer().Serialize(Lean(collectable->Collect()));
-                     }});
+  further.push_back({"/metrics/lean", kTextFormat,
+                     [collectable] { return MetricsText(*collectable, /*lean=*/true); }});
   further.push_back({"/metrics", kTextFormat, [collectable = std::move(collectable)] {
-                       return prometheus::TextSerializer().Serialize(collectable->Collect());
+                       return MetricsText(*collectable, /*lean=*/false);
                      }});
   WITHY_ASSIGN_OR_RETURN(server->pages_, ServePages(std::move(socket), std::move(further),
                                                     IsLoopback(listen), options));

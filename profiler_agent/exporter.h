@@ -78,6 +78,9 @@ class Exporter final : public prometheus::Collectable {
   const double slo_objective_;
 };
 
+// In Prometheus' text format; `lean`: as Lean.
+std::string MetricsText(const prometheus::Collectable& collectable, bool lean);
+
 // Serves GET /metrics and /metrics/lean, and further pages, over HTTP on its own thread until
 // destruction; PageOptions() has its limits.
 class MetricsServer {

@@ -34,6 +34,7 @@ class Running final : public ProfilerProcess {
                                                  .state_dir = config.state_dir()},
                                                 *recorder_));
     const double objective = config.profiler().slo_objective_per_mille() / 1000.0;
+    exporter_ = std::make_shared<Exporter>(*agent_, *recorder_, objective);
     if (config.profiler().metrics_listen() != "off") {
       WITHY_ASSIGN_OR_RETURN(
           const TcpTls tls,
@@ -42,15 +43,16 @@ class Running final : public ProfilerProcess {
           }));
       http::ServerOptions options = PageOptions();
       if (tls.Covers(config.profiler().metrics_listen())) options.tls = tls.source;
-      WITHY_ASSIGN_OR_RETURN(
-          metrics_, MetricsServer::Start(config.profiler().metrics_listen(),
-                                         std::make_shared<Exporter>(*agent_, *recorder_, objective),
-                                         LivePages(*agent_, objective), options));
+      WITHY_ASSIGN_OR_RETURN(metrics_,
+                             MetricsServer::Start(config.profiler().metrics_listen(), exporter_,
+                                                  LivePages(*agent_, objective), options));
       metrics_address_ = metrics_->address();
       spdlog::info("metrics on {0}://{1}/metrics, live page on {0}://{1}/",
                    options.tls == nullptr ? "http" : "https", metrics_address_);
     }
-    service_ = MakeProfilerServer(*agent_, metrics_address_, answers_);
+    service_ = MakeProfilerServer(
+        *agent_, metrics_address_,
+        [exporter = exporter_](bool lean) { return MetricsText(*exporter, lean); }, answers_);
     WITHY_ASSIGN_OR_RETURN(server_, rpc::Server::Start({.name = "profiler_agent",
                                                         .listen = {config.profiler().listen()},
                                                         .answers = &answers_},
@@ -78,6 +80,8 @@ class Running final : public ProfilerProcess {
   // Each member borrows from those above it.
   std::unique_ptr<telemetry::Recorder> recorder_;
   std::unique_ptr<Agent> agent_;
+  std::shared_ptr<Exporter>
+      exporter_;  // with the pages and the service, as prometheus-cpp wants it
   std::unique_ptr<MetricsServer> metrics_;
   std::string metrics_address_;
   rpc::OpenStreams answers_;

@@ -114,6 +114,17 @@ TEST_F(ProcessTest, SpansComeOutOfMetricsAndService) {
                           HasSubstr("withy_up{process=\"model_worker\"} 1"),
                           Not(HasSubstr("withy_phase_duration_seconds"))));
 
+  for (const bool of_lean : {false, true}) {
+    proto::GetMetricsRequest wanted;
+    wanted.set_lean(of_lean);
+    proto::GetMetricsResponse told;
+    grpc::ClientContext metrics_context;
+    SetDeadline(&metrics_context);
+    ASSERT_TRUE(stub->GetMetrics(&metrics_context, wanted, &told).ok());
+    EXPECT_THAT(told.text(), HasSubstr("withy_up{process=\"model_worker\"} 1"));
+    EXPECT_EQ(told.text().find("withy_phase_duration_seconds") == std::string::npos, of_lean);
+  }
+
   proto::GetSpansRequest request;
   request.set_call_id(5);
   proto::GetSpansResponse spans;

@@ -156,9 +156,11 @@ class CaptureThread {
 
 class ProfilerService final : public proto::Profiler::CallbackService, public ProfilerServer {
  public:
-  ProfilerService(Agent& agent, std::string metrics_address, rpc::OpenStreams& answers)
+  ProfilerService(Agent& agent, std::string metrics_address,
+                  std::function<std::string(bool lean)> metrics, rpc::OpenStreams& answers)
       : agent_(agent),
         metrics_address_(std::move(metrics_address)),
+        metrics_(std::move(metrics)),
         answers_(answers),
         capture_(agent) {}
 
@@ -278,6 +280,13 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
     return Finish(context, absl::OkStatus());
   }
 
+  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
+                                       const proto::GetMetricsRequest* request,
+                                       proto::GetMetricsResponse* response) override {
+    response->set_text(metrics_(request->lean()));
+    return Finish(context, absl::OkStatus());
+  }
+
   grpc::ServerWriteReactor<proto::WatchSpansResponse>* WatchSpans(
       grpc::CallbackServerContext* context, const proto::WatchSpansRequest* request) override {
     const auto queue = WatchQueue::Create(answers_, context);
@@ -345,6 +354,7 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 
   Agent& agent_;
   const std::string metrics_address_;
+  const std::function<std::string(bool lean)> metrics_;
   rpc::OpenStreams& answers_;
   CaptureThread capture_;
   absl::Mutex watches_mutex_;
@@ -355,8 +365,10 @@ class ProfilerService final : public proto::Profiler::CallbackService, public Pr
 }  // namespace
 
 std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address,
+                                                   std::function<std::string(bool lean)> metrics,
                                                    rpc::OpenStreams& answers) {
-  return std::make_unique<ProfilerService>(agent, std::move(metrics_address), answers);
+  return std::make_unique<ProfilerService>(agent, std::move(metrics_address), std::move(metrics),
+                                           answers);
 }
 
 }  // namespace withy::profiler_agent

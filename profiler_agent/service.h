@@ -1,6 +1,7 @@
 // The gRPC service Profiler: queries the Agent, streams its spans, and captures timelines.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,10 +22,11 @@ class ProfilerServer {
   virtual void Stop() = 0;
 };
 
-// `agent` and `answers`, which counts the streams that have not fully been sent, are borrowed and
-// must outlive the service. `metrics_address` is reported by GetProfilerInfo; "" if metrics are
-// off.
+// `metrics`: the text of GetMetrics; any thread. `agent` and `answers`, which counts the streams
+// that have not fully been sent, are borrowed and must outlive the service. `metrics_address` is
+// reported by GetProfilerInfo; "" if metrics are off.
 std::unique_ptr<ProfilerServer> MakeProfilerServer(Agent& agent, std::string metrics_address,
+                                                   std::function<std::string(bool lean)> metrics,
                                                    rpc::OpenStreams& answers);
 
 }  // namespace withy::profiler_agent

@@ -316,6 +316,7 @@ v1::ModelDescription Describe(const ModelInfo& info, std::string_view role, int3
   wire.set_model_id(info.id);
   *wire.mutable_default_sampling() = defaults.sampling;
   wire.set_default_max_tokens(defaults.max_tokens);
+  if (role == "target") wire.set_embedding_values(static_cast<uint32_t>(info.d_model));
   return wire;
 }
 

@@ -242,6 +242,12 @@ std::string FileText(const Inspection& in) {
                       in.gguf_version);
 }
 
+std::string NeuronText(const engine::ModelShape& s) {
+  if (s.experts == 0) return absl::StrCat(s.d_ff, " neurons");
+  return absl::StrCat(s.experts, " experts of ", s.expert_neurons,
+                      " neurons, of which a token uses ", s.experts_used);
+}
+
 std::string WindowText(const engine::ModelShape& s) {
   const std::string text = absl::StrCat(s.context_length, " tokens");
   if (s.long_rope_frequencies.empty()) return text;
@@ -258,7 +264,7 @@ std::string InspectionText(const Inspection& in) {
   if (s.layers > 0) {
     rows.push_back(
         {"shape", absl::StrCat(s.layers, " layers, width ", s.d_model, ", ", s.heads, " heads on ",
-                               s.kv_heads, " KV heads of ", s.head_dim, ", ", s.d_ff, " neurons")});
+                               s.kv_heads, " KV heads of ", s.head_dim, ", ", NeuronText(s))});
     rows.push_back({"window", WindowText(s)});
     const std::string beyond = engine::BeyondLlama(s);
     if (!beyond.empty()) rows.push_back({"computed", absl::StrCat("on the CPU only: ", beyond)});
@@ -342,6 +348,8 @@ std::string InspectionJson(const Inspection& in) {
                                {"kv_heads", in.shape.kv_heads},
                                {"head_dim", in.shape.head_dim},
                                {"d_ff", in.shape.d_ff},
+                               {"experts", in.shape.experts},
+                               {"experts_used", in.shape.experts_used},
                                {"context_length", in.shape.context_length},
                                {"kv_bytes_per_token", KvBytesPerToken(in.shape)},
                                {"tokenizer", in.tokenizer},

@@ -37,6 +37,22 @@ TEST(InspectTest, TellsWhatAFileHoldsAndWhetherItCanBeServed) {
   EXPECT_EQ(Inspect(path, {}).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(InspectTest, TellsOfExperts) {
+  const std::string path = ::testing::TempDir() + "/withy_cli_inspect_moe.gguf";
+  ASSERT_TRUE(engine::WriteSynthModel(*engine::FindSynthShape("tiny-moe"),
+                                      *engine::FindSynthType("q8_0"), 1, path)
+                  .ok());
+  const auto mixture = Inspect(path, {});
+  std::filesystem::remove(path);
+  ASSERT_TRUE(mixture.ok()) << mixture.status();
+  EXPECT_TRUE(mixture->problems.empty());
+  const std::string text = InspectionText(*mixture);
+  EXPECT_THAT(text, HasSubstr("10 experts of 96 neurons, of which a token uses 3"));
+  EXPECT_THAT(text, HasSubstr("on the CPU only: experts"));
+  EXPECT_GT(mixture->least_budget_bytes, 0u);
+  EXPECT_LT(mixture->least_budget_bytes, mixture->packed_bytes);
+}
+
 // The figure in docs/operations.md, KV memory.
 TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
   Inspection inspection;

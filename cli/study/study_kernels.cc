@@ -97,7 +97,9 @@ std::string KernelFinding(const std::string& name, const PassSamples& decode) {
   return absl::StrFormat(
       "%s: in decode the MLP's products take %.1f %% of the threads' time, attention's products "
       "%.1f %%, attention itself %.1f %%, the output head %.1f %%; %.1f %% is idle",
-      name, 100 * MedianShare(decode, {OpKind::kGateUp, OpKind::kDown}),
+      name,
+      100 * MedianShare(decode, {OpKind::kGateUp, OpKind::kDown, OpKind::kExpertGateUp,
+                                 OpKind::kExpertDown}),
       100 * MedianShare(decode, {OpKind::kQkv, OpKind::kAttentionOut}),
       100 * MedianShare(decode, {OpKind::kAttend}), 100 * MedianShare(decode, {OpKind::kHead}),
       100 * SpreadOf(decode.idle).median);

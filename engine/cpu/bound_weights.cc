@@ -49,14 +49,20 @@ void BoundWeights::BindLora(const PackedFile& file, const ModelFacts& facts) {
 
 void BoundWeights::CollectForms() {
   for (size_t i = 0; i < matrices_.size(); ++i) {
-    if (matrices_[i].data == nullptr) continue;
+    if (matrices_[i].n_out == 0) continue;
     const unsigned form = FormFor(matrices_[i].type);
     switch (static_cast<WeightRole>(i % kWeightRoles)) {
       case WeightRole::kOutput:
         forms_.attention |= form;
         break;
       case WeightRole::kDown:
+      case WeightRole::kDownExperts:
         forms_.neurons |= form;
+        break;
+      case WeightRole::kGateExperts:
+      case WeightRole::kUpExperts:
+        forms_.experts |= form;
+        forms_.input |= form;
         break;
       case WeightRole::kHead:
         forms_.head |= form;

@@ -15,7 +15,8 @@ namespace withy::engine {
 
 // Forms (ActivationForms) that the inputs of each kind of product need.
 struct ProductForms {
-  unsigned input = 0;      // Q, K, V, gate, up
+  unsigned input = 0;      // Q, K, V, gate, up, router
+  unsigned experts = 0;    // gate and up of experts
   unsigned attention = 0;  // O
   unsigned neurons = 0;    // down
   unsigned head = 0;

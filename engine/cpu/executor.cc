@@ -31,6 +31,7 @@ class CpuExecutor::PoolRun final : public ProgramRun {
   }
 
   bool Run(const std::atomic<bool>* stop, int32_t end) override {
+    lowering_.Resume();
     if (!watch_.kernels()) return Compute(stop, end);
     const int64_t started = observer_->clock().Now();
     const bool done = Compute(stop, end);
@@ -49,12 +50,14 @@ class CpuExecutor::PoolRun final : public ProgramRun {
            static_cast<double>(done - begin) / (*end - begin);
   }
 
+  absl::Status status() const override { return lowering_.status(); }
+
   void Abandon() override { steps_.Clear(); }
 
  private:
   bool Compute(const std::atomic<bool>* stop, int32_t end) {
     do {
-      if (!pool_.Run(steps_, stop, StepsUntil(end))) return false;
+      if (!pool_.Run(steps_, stop, StepsUntil(end)) || !lowering_.status().ok()) return false;
     } while (LowerMore());
     return true;
   }

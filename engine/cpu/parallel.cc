@@ -131,30 +131,7 @@ struct GateUpProducts {
 
   // Computes tiles [begin, end) of both products.
   void operator()(int begin, int end) const {
-    kernels->matmul(gate, begin, end);
-    kernels->matmul(up, begin, end);
-    const int col = begin * kTileRows;
-    const int end_col = std::min(end * kTileRows, gate.w.n_out);
-    for (const GateUpLowRank& more : low_rank) {
-      const int to = std::min(RowExtent(gate, more.begin), end_col);
-      if (to <= col) continue;
-      const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
-        kernels->add_low_rank(b,
-                              {more.end - more.begin, a, more.a_stride,
-                               args.y + more.begin * args.y_stride + col, args.y_stride},
-                              col, to);
-      };
-      add(*more.gate, more.a, gate);
-      add(*more.up, more.a + more.gate->rank, up);
-    }
-    for (int row = 0; row < gate.rows; ++row) {
-      const int width = std::min(RowExtent(gate, row), end_col) - col;
-      if (width <= 0) break;
-      float* g = gate.y + row * gate.y_stride + col;
-      const float* u = up.y + row * up.y_stride + col;
-      (gelu ? kernels->geglu : kernels->swiglu)(g, u, width, g);
-      kernels->prepare(g, gate.y_stride, row, row + 1, col, col + width, h);
-    }
+    GateUpTiles(*kernels, gate, up, begin, end, h, low_rank, gelu);
   }
 };
 
@@ -202,16 +179,20 @@ void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float*
   });
 }
 
+void NormRow(const Kernels& kernels, const float* x, const NormArgs& norm, int n_in, float* out) {
+  if (norm.bias != nullptr) {  // LayerNorm is the RMS norm of what is left without the mean
+    SubtractMean(x, n_in, out);
+    x = out;
+  }
+  kernels.rms_norm(x, norm.weight, norm.epsilon, n_in, out);
+  if (norm.bias != nullptr) kernels.add(norm.bias, n_in, out);
+}
+
 void NormAndPrepareRow(const Kernels& kernels, const float* x, const NormArgs& norm, int row,
                        Activations* out) {
   const int n_in = out->n_in();
   float* scratch = RowScratch(n_in);
-  if (norm.bias != nullptr) {  // LayerNorm is the RMS norm of what is left without the mean
-    SubtractMean(x, n_in, scratch);
-    x = scratch;
-  }
-  kernels.rms_norm(x, norm.weight, norm.epsilon, n_in, scratch);
-  if (norm.bias != nullptr) kernels.add(norm.bias, n_in, scratch);
+  NormRow(kernels, x, norm, n_in, scratch);
   kernels.prepare(scratch, n_in, row, row + 1, 0, n_in, out);
 }
 
@@ -242,6 +223,36 @@ void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
   const int tiles = TilesOf(gate);
   steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
             GateUpProducts{&kernels, gelu, gate, up, h, low_rank});
+}
+
+void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
+                 int tile_begin, int tile_end, Activations* h,
+                 std::span<const GateUpLowRank> low_rank, bool gelu) {
+  kernels.matmul(gate, tile_begin, tile_end);
+  kernels.matmul(up, tile_begin, tile_end);
+  const int col = tile_begin * kTileRows;
+  const int end_col = std::min(tile_end * kTileRows, gate.w.n_out);
+  for (const GateUpLowRank& more : low_rank) {
+    const int to = std::min(RowExtent(gate, more.begin), end_col);
+    if (to <= col) continue;
+    const auto add = [&](const LowRankOutputs& b, const float* a, const MatMulArgs& args) {
+      kernels.add_low_rank(b,
+                           {more.end - more.begin, a, more.a_stride,
+                            args.y + more.begin * args.y_stride + col, args.y_stride},
+                           col, to);
+    };
+    add(*more.gate, more.a, gate);
+    add(*more.up, more.a + more.gate->rank, up);
+  }
+  for (int row = 0; row < gate.rows; ++row) {
+    const int width = std::min(RowExtent(gate, row), end_col) - col;
+    if (width <= 0) break;
+    float* g = gate.y + row * gate.y_stride + col;
+    const float* u = up.y + row * up.y_stride + col;
+    (gelu ? kernels.geglu : kernels.swiglu)(g, u, width, g);
+    const int to = gate.x_row + row;
+    kernels.prepare(g, gate.y_stride, to, to + 1, col, col + width, h);
+  }
 }
 
 void AddUp(StepList& steps, const Kernels& kernels, const MatMulArgs& up, const float* bias,

@@ -24,6 +24,9 @@ struct NormArgs {
   const float* bias = nullptr;  // [n_in], of LayerNorm; nullptr: an RMS norm
 };
 
+// Writes the norm of one row of n_in floats to `out`.
+void NormRow(const Kernels& kernels, const float* x, const NormArgs& norm, int n_in, float* out);
+
 // Converts the norm of each row of x.
 void AddNormAndPrepareRows(StepList& steps, const Kernels& kernels, const float* x,
                            ptrdiff_t stride, int rows, const NormArgs& norm, Activations* out);
@@ -56,6 +59,12 @@ struct GateUpLowRank {
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {},
                bool gelu = false);
+
+// Computes tiles [tile_begin, tile_end) of the same on the calling thread. Row r of the product
+// becomes row gate.x_row + r of `h`.
+void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
+                 int tile_begin, int tile_end, Activations* h,
+                 std::span<const GateUpLowRank> low_rank = {}, bool gelu = false);
 
 // Computes h = gelu(up x + bias), an MLP's neurons without a gate, as AddGateUp. `bias` [n_out];
 // nullptr: none. All rows compute all outputs.

@@ -10,16 +10,23 @@ void Workspace::Resize(size_t rows, const ModelShape& s, const ProductForms& for
   k.Resize(rows, s.kv_rows());
   v.Resize(rows, s.kv_rows());
   attended.Resize(rows, s.q_rows());
-  gate.Resize(rows, s.d_ff);
-  up.Resize(rows, s.d_ff);
   out.Resize(rows, s.d_model);
   if (s.ChangesBranches()) branch.Resize(rows, s.d_model);
   angles.Resize(rows, 4 * static_cast<int32_t>(s.rope_frequencies.size()));
   if (lora_rank > 0) lora.Resize(rows, 7 * lora_rank);
   input.Reset(count, s.d_model, forms.input);
   attention_input.Reset(count, s.q_rows(), forms.attention);
-  neurons.Reset(count, s.d_ff, forms.neurons);
   head_input.Reset(count, s.d_model, forms.head);
+  const size_t mlps = s.experts > 0 ? static_cast<size_t>(s.experts_used) : 1;
+  const int32_t width = s.experts > 0 ? s.expert_neurons : s.d_ff;
+  gate.Resize(rows * mlps, width);
+  up.Resize(rows * mlps, width);
+  neurons.Reset(static_cast<int>(rows * mlps), width, forms.neurons);
+  if (s.experts > 0) {
+    router.Resize(rows, s.experts);
+    expert_input.Reset(static_cast<int>(rows * mlps), s.d_model, forms.experts);
+    expert_output.Resize(rows * mlps, s.d_model);
+  }
   tail_bytes.Resize(tail_blocks * block_bytes);
   tails.resize(tail_blocks);
   for (size_t i = 0; i < tails.size(); ++i) tails[i] = tail_bytes.data() + i * block_bytes;

@@ -38,16 +38,21 @@ struct Workspace {
   RowBuffer k;         // [kv_rows]
   RowBuffer v;         // [kv_rows]
   RowBuffer attended;  // [q_rows]
-  RowBuffer gate;      // [d_ff]
-  RowBuffer up;        // [d_ff]
-  RowBuffer branch;    // what attention or MLP give [d_model]; empty if it enters x as it is
-  RowBuffer out;       // input of the output head [d_model]
-  RowBuffer angles;    // RopeAngles() of the row's position [2 * rope_dims], for each RoPE base
-  RowBuffer lora;      // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
+  // [d_ff]; with experts, gate, up, neurons, expert_input and expert_output have `experts_used`
+  // rows of an expert for each row, in the order of lowering/experts.h.
+  RowBuffer gate;
+  RowBuffer up;
+  RowBuffer branch;  // what attention or MLP give [d_model]; empty if it enters x as it is
+  RowBuffer out;     // input of the output head [d_model]
+  RowBuffer angles;  // RopeAngles() of the row's position [2 * rope_dims], for each RoPE base
+  RowBuffer lora;    // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
   Activations input;
   Activations attention_input;
   Activations neurons;
   Activations head_input;
+  RowBuffer router;          // router * input [experts]
+  Activations expert_input;  // rows of `input`
+  RowBuffer expert_output;   // [d_model]
   AlignedArray<std::byte> tail_bytes;
   std::vector<std::byte*> tails;  // scratch blocks within tail_bytes; a row's are consecutive
 

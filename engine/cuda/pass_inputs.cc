@@ -89,7 +89,7 @@ void PassInputs::Release() {
 PassSizes PassInputs::Sizes() {
   const KvGeometry geometry{shape().layers, shape().kv_heads, shape().head_dim};
   PassSizes sizes{.rows = static_cast<size_t>(plan_->count()),
-                  .logit_rows = plan_->wanted().size(),
+                  .logit_rows = plan_->hidden() ? 0 : plan_->wanted().size(),
                   .tail_bytes = static_cast<size_t>(plan_->tail_blocks()) * geometry.BlockBytes(),
                   .low_rank = program_->low_rank,
                   .key_bias = executor_.weights().has_key_bias()};

@@ -90,6 +90,7 @@ bool CudaRun::Run(const std::atomic<bool>* stop, int32_t end) {
 bool CudaRun::StartsTogether(int32_t end) const {
   return next_op_ == 0 && end >= static_cast<int32_t>(program_->ops.size()) &&
          plan_->count() <= kRowsTogether && !weights_.streams() && !executor_.tap() &&
+         !plan_->hidden() &&
          std::ranges::all_of(inputs_.ops(), [](const OpData& data) { return data.dense.empty(); });
 }
 
@@ -131,7 +132,7 @@ absl::Status CudaRun::LaunchUntil(int32_t end, const std::atomic<bool>* stop) {
 absl::Status CudaRun::Finish() {
   const auto wanted = plan_->wanted().size();
   const auto vocab = static_cast<size_t>(shape().vocab_size);
-  if (wanted > 0) {
+  if (wanted > 0 && !plan_->hidden()) {
     WITHY_RETURN_IF_ERROR(
         gpu_.Download(logits_ + static_cast<size_t>(plan_->first_logits_row()) * vocab,
                       workspace_.logits.as<float>(), wanted * vocab * sizeof(float)));
@@ -207,8 +208,13 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kTakeLogitRows:
       LaunchTakeLogitRows(op, data);
       break;
+    case OpKind::kHidden:
+      return Hidden(op, data);
     case OpKind::kAddBranch:
     case OpKind::kFinishLogits:
+    case OpKind::kRoute:
+    case OpKind::kExpertGateUp:
+    case OpKind::kExpertDown:
       return absl::InternalError("CudaExecutor::Create refuses models with this operation");
   }
   return absl::OkStatus();
@@ -344,8 +350,8 @@ void CudaRun::LaunchAttend(const Op& op, const OpData& data) {
   }
 }
 
-absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
-  const auto floats = static_cast<size_t>(op.rows) * static_cast<size_t>(shape().d_model);
+absl::StatusOr<std::vector<float>> CudaRun::Stream(int32_t rows, const OpData& data) {
+  const auto floats = static_cast<size_t>(rows) * static_cast<size_t>(shape().d_model);
   WITHY_RETURN_IF_ERROR(workspace_.tapped.Reserve(floats * sizeof(float)));
   kernels_.norm(gpu_.queue(),
                 {.x = workspace_.x.as<float>(),
@@ -355,11 +361,36 @@ absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
                  .a = workspace_.lora.as<float>(),
                  .a_stride = 7 * executor_.facts().lora_rank,
                  .added = workspace_.tapped.as<float>()},
-                op.rows);
-  std::vector<float> hidden(floats);
+                rows);
+  std::vector<float> stream(floats);
   WITHY_RETURN_IF_ERROR(
-      gpu_.Download(hidden.data(), workspace_.tapped.as<float>(), floats * sizeof(float)));
+      gpu_.Download(stream.data(), workspace_.tapped.as<float>(), floats * sizeof(float)));
+  return stream;
+}
+
+absl::Status CudaRun::Tap(const Op& op, const OpData& data) {
+  WITHY_ASSIGN_OR_RETURN(const std::vector<float> hidden, Stream(op.rows, data));
   executor_.tap()(op.layer, hidden);
+  return absl::OkStatus();
+}
+
+// The host norms: it has the rows anyway, and no head follows that could do it on its way.
+absl::Status CudaRun::Hidden(const Op& op, const OpData& data) {
+  const auto width = static_cast<size_t>(shape().d_model);
+  WITHY_ASSIGN_OR_RETURN(const std::vector<float> stream, Stream(op.rows, data));
+  std::vector<float> weight(width);
+  WITHY_RETURN_IF_ERROR(
+      gpu_.Download(weight.data(), weights_.vector(op.weights[0]), width * sizeof(float)));
+  for (int32_t i = 0; i < op.rows; ++i) {
+    const int32_t row = plan_->row(plan_->wanted()[static_cast<size_t>(i)]).logits_row;
+    const float* x = stream.data() + static_cast<size_t>(i) * width;
+    float* to = logits_ + static_cast<size_t>(row) * width;
+    double squares = 0;
+    for (size_t c = 0; c < width; ++c) squares += static_cast<double>(x[c]) * x[c];
+    const auto factor = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(width) +
+                                                         static_cast<double>(shape().rms_epsilon)));
+    for (size_t c = 0; c < width; ++c) to[c] = x[c] * factor * weight[c];
+  }
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/cuda/executor.h"
 #include "engine/cuda/pass_inputs.h"
 #include "engine/cuda/pass_stamps.h"
@@ -41,6 +42,9 @@ class CudaRun final : public ProgramRun {
   void LaunchAttend(const Op& op, const OpData& data);
   absl::Status Tap(const Op& op, const OpData& data);
   void LaunchTakeLogitRows(const Op& op, const OpData& data);
+  absl::Status Hidden(const Op& op, const OpData& data);
+  // Copies x + LoRA of the first `rows` rows to the host, [rows, d_model].
+  absl::StatusOr<std::vector<float>> Stream(int32_t rows, const OpData& data);
 
   // Whether the operations are started together, as a graph where the same were started before.
   bool StartsTogether(int32_t end) const;

@@ -132,6 +132,7 @@ class Emitter {
     Op& norm = Norm(layer, rows, Role::kFfnNorm, Role::kFfnNormBias);
     norm.lower = runs;
     norm.lower_part = LoraPart::kFfnIn;
+    if (facts_.shape.experts > 0) return Experts(layer, rows);
     Op& gate_up = Add(OpKind::kGateUp, layer, rows, {});
     if (s.gated_mlp) Name(Role::kGate, &gate_up);
     Name(Role::kUp, &gate_up);
@@ -150,10 +151,27 @@ class Emitter {
     AddBranch(Role::kPostFfnNorm, &down);
   }
 
+  // Such models have no levels.
+  void Experts(int32_t layer, int32_t rows) {
+    Add(OpKind::kRoute, layer, rows, {Role::kRouter});
+    Add(OpKind::kExpertGateUp, layer, rows, {Role::kGateExperts, Role::kUpExperts}).activation =
+        facts_.shape.activation;
+    AddBranch(Role::kPostFfnNorm, &Add(OpKind::kExpertDown, layer, rows, {Role::kDownExperts}));
+    pending_ = {};
+  }
+
   void Logits(int32_t rows) {
+    const auto add_norm_bias = [this](Op* op) {
+      if (facts_.shape.layer_norms) Name(Role::kOutputNormBias, op);
+    };
+    if (plan_.hidden()) {
+      Op& hidden = Add(OpKind::kHidden, -1, rows, {Role::kOutputNorm});
+      add_norm_bias(&hidden);
+      return AddPending(&hidden);
+    }
     AddPending(&Add(OpKind::kTakeLogitRows, -1, rows, {}));
     Op& head = Add(OpKind::kHead, -1, rows, {Role::kOutputNorm, Role::kHead});
-    if (facts_.shape.layer_norms) Name(Role::kOutputNormBias, &head);
+    add_norm_bias(&head);
     const ModelShape& s = facts_.shape;
     if (s.logit_scale == 1.0f && s.logit_cap == 0.0f) return;
     Op& finish = Add(OpKind::kFinishLogits, -1, rows, {});

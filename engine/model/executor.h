@@ -24,8 +24,8 @@ class ProgramRun {
   virtual ~ProgramRun() = default;
 
   // Takes the next program. The previous one must be finished or abandoned. `program`, `plan`, the
-  // memory behind `batch`, and `logits` [rows of the batch with want_logits, vocab] must stay valid
-  // until this program is finished or abandoned.
+  // memory behind `batch`, and `logits` [rows of the batch with want_logits, vocab; d_model if
+  // Batch::hidden] must stay valid until this program is finished or abandoned.
   virtual void Start(const Program& program, const RowPlan& plan, const Batch& batch,
                      float* logits) = 0;
 

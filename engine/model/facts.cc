@@ -76,6 +76,7 @@ class FactsReader {
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
                            Matrix({WeightRole::kOutput, layer}, s.d_model, s.q_rows()));
     facts.output_panel = output.panel_inputs;
+    if (s.experts > 0) return Experts(layer);
     if (s.gated_mlp) {
       WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
     }
@@ -99,6 +100,16 @@ class FactsReader {
     const ModelShape& s = facts_.shape;
     WITHY_RETURN_IF_ERROR(Vector(name, s.d_model).status());
     return s.layer_norms ? Vector({bias, name.layer}, s.d_model).status() : absl::OkStatus();
+  }
+
+  absl::Status Experts(int32_t layer) const {
+    const ModelShape& s = facts_.shape;
+    const int32_t neurons = s.experts * s.expert_neurons;
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kRouter, layer}, s.experts, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGateExperts, layer}, neurons, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUpExperts, layer}, neurons, s.d_model).status());
+    return Matrix({WeightRole::kDownExperts, layer}, s.experts * s.d_model, s.expert_neurons)
+        .status();
   }
 
   absl::Status Norms(int32_t layer) const {
@@ -273,6 +284,13 @@ class LevelMeter {
     add(WeightRole::kV, kv_rows, -1);
     add(WeightRole::kQ, q_rows, -1);
     add(WeightRole::kOutput, -1, q_rows);
+    if (s.experts > 0) {  // of a pass of one row
+      add(WeightRole::kRouter, -1, -1);
+      add(WeightRole::kGateExperts, extent.neurons, -1);
+      add(WeightRole::kUpExperts, extent.neurons, -1);
+      add(WeightRole::kDownExperts, s.experts_used * s.d_model, -1);
+      return static_cast<int64_t>(bytes);
+    }
     if (s.gated_mlp) add(WeightRole::kGate, extent.neurons, -1);
     add(WeightRole::kUp, extent.neurons, -1);
     add(WeightRole::kDown, -1, extent.neurons);

@@ -87,6 +87,9 @@ struct ContextView {
 struct Batch {
   std::span<const Row> rows = {};
   std::span<const ContextView> contexts = {};
+  // Rows that want logits give what the output head would multiply instead, the last layer's output
+  // after the final norm: Begin's `logits` is then [rows with want_logits, d_model].
+  bool hidden = false;
   PassTag tag = {};  // for ModelOptions::kernel_observer
   // Optional: called on the caller's thread, before the pass waits for streamed weights; the cores
   // are free until `arrived` becomes true. Other passes may be run in it with `arrived` as their

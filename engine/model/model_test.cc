@@ -413,8 +413,8 @@ TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
       {.token = tokens[19],
        .position = 19,
        .slot = 50,
-       .ancestor_slots = ancestors,
-       .want_logits = true}};
+       .want_logits = true,
+       .ancestor_slots = ancestors}};
   const std::vector<float> got = RunRows(*model, kv, tree);
   EXPECT_TRUE(
       std::equal(got.begin(), got.end(), want.begin() + static_cast<ptrdiff_t>(18 * vocabulary)));

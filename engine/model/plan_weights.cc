@@ -29,6 +29,9 @@ constexpr std::array<std::array<WeightRole, 3>, kStagesPerLayer> kStageRoles = {
     {WeightRole::kDown, WeightRole::kDown, WeightRole::kDown},
 }};
 
+constexpr std::array<WeightRole, kExpertParts> kExpertRoles = {
+    WeightRole::kGateExperts, WeightRole::kUpExperts, WeightRole::kDownExperts};
+
 // A matrix and the prefixes of it between which the resident one is chosen, ascending from 0 to the
 // whole matrix.
 struct Choice {
@@ -43,9 +46,12 @@ class WeightPlanner {
       : tensors_(tensors), facts_(facts), options_(options) {
     for (size_t i = 0; i < tensors.size(); ++i) index_.emplace(tensors[i].name, i);
     AddStages();
-    if (!FitsWhole()) AddEmbedding();
+    if (!FitsWhole()) {
+      AddEmbedding();
+      AddExperts();
+    }
     AddFixed();
-    SetResident(0, 1);
+    SetResident(plan_.experts.streamed() ? Top() : 0, 1);
   }
 
   uint64_t least() const { return plan_.memory_bytes(); }
@@ -53,7 +59,9 @@ class WeightPlanner {
   absl::StatusOr<WeightPlan> Plan() {
     plan_.budget_bytes = options_.budget_bytes;
     if (options_.budget_bytes < least()) return TooSmall();
-    if (options_.whole_layers) {
+    if (plan_.experts.streamed()) {
+      GrowExperts();
+    } else if (options_.whole_layers) {
       GrowBuffers();
     } else {
       ChooseResident();
@@ -71,6 +79,7 @@ class WeightPlanner {
       for (const auto& roles : kStageRoles) {
         StreamStage& stage = plan_.stages.emplace_back();
         stage.layer = layer;
+        if (!index_.contains(TensorName({roles[0], layer}))) continue;  // of experts
         for (size_t i = 0; i < roles.size(); ++i) {
           if (i > 0 && roles[i] == roles[i - 1]) break;
           if (roles[i] == WeightRole::kGate && !facts_.shape.gated_mlp) continue;
@@ -158,6 +167,37 @@ class WeightPlanner {
     staged_.insert(embedding.index);
   }
 
+  // What every row needs stays in memory, and as many experts as the rest of the budget holds, at
+  // least those of one layer: rows may choose them all.
+  void AddExperts() {
+    const int32_t experts = facts_.shape.experts;
+    for (int32_t layer = 0; experts > 0 && layer < facts_.shape.layers; ++layer) {
+      auto& parts = plan_.experts.layers.emplace_back();
+      for (size_t i = 0; i < kExpertParts; ++i) {
+        StreamedExperts::Part& part = parts[i];
+        part.index = index_.at(TensorName({kExpertRoles[i], layer}));
+        const PackedTensor& tensor = tensors_[part.index];
+        part.file_offset = tensor.file_offset;
+        part.bytes = tensor.bytes / static_cast<uint64_t>(experts);
+        const uint64_t room =
+            RoundUp(part.bytes, kWeightPage) + (part.bytes % kWeightPage == 0 ? 0 : kWeightPage);
+        plan_.experts.part_room[i] = std::max(plan_.experts.part_room[i], room);
+        staged_.insert(part.index);
+      }
+    }
+    plan_.experts.experts = plan_.experts.slots = experts;
+  }
+
+  void GrowExperts() {
+    const uint64_t others = plan_.memory_bytes() - plan_.experts.buffer_bytes();
+    const uint64_t all = plan_.experts.layers.size() * static_cast<uint64_t>(plan_.experts.experts);
+    plan_.experts.slots = static_cast<int32_t>(
+        std::min(all, (options_.budget_bytes - others) / plan_.experts.slot_bytes()));
+  }
+
+  // The position at which all stays in memory.
+  double Top() const { return static_cast<double>(choices_.front().prefixes.size() - 1); }
+
   void AddFixed() {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (staged_.contains(i)) continue;
@@ -216,7 +256,7 @@ class WeightPlanner {
   bool FillBudget(int32_t layers_ahead) {
     constexpr int kSteps = 2048;
     constexpr int kBisections = 16;
-    const double top = static_cast<double>(choices_.front().prefixes.size() - 1);
+    const double top = Top();
     const auto fits = [&](double at) {
       return SetResident(at, layers_ahead) <= options_.budget_bytes;
     };
@@ -251,6 +291,14 @@ class WeightPlanner {
   }
 
   absl::Status TooSmall() const {
+    if (plan_.experts.streamed()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("weight_budget_bytes is %d; the model needs at least %d: what every "
+                          "token needs takes %d, "
+                          "the experts of a layer %d",
+                          options_.budget_bytes, least(), least() - plan_.experts.buffer_bytes(),
+                          plan_.experts.buffer_bytes()));
+    }
     return absl::InvalidArgumentError(absl::StrFormat(
         "weight_budget_bytes is %d; the model needs at least %d: output head, embedding, norms and "
         "LoRA take %d, buffers for the largest layer %d",

@@ -2,7 +2,8 @@
 // embedding, if it is the head, too, or small (else the rows of a pass's tokens are read); then a
 // prefix of every matrix of the layers, the same share of each, so that every layer
 // has equally much to read while the one before it computes. Prefixes grow level by level: a level
-// that fits reads nothing. Pure. Neighbours: weights/weight_plan.h is the result.
+// that fits reads nothing. Of a mixture of experts what every row needs stays, and as many experts
+// as the rest of the budget holds. Pure. Neighbours: weights/weight_plan.h is the result.
 #pragma once
 
 #include <cstdint>

@@ -20,8 +20,9 @@ namespace withy::engine {
 
 // Operations read and write these buffers, one row per token: `x` residual stream [d_model]; `in`
 // normalised input [d_model]; `q` [q_rows]; `k`, `v` [kv_rows]; `attended` [q_rows]; `neurons`
-// [d_ff]; `branch` what attention or MLP give, where it does not enter `x` as it is [d_model];
-// `a` = A * inputs of the LoRA products [7 * rank]; `out` input of the output head [d_model].
+// [d_ff], with experts those of each expert that the row has chosen; `branch` what attention or MLP
+// give, where it does not enter `x` as it is [d_model]; `a` = A * inputs of the LoRA products [7 *
+// rank]; `out` input of the output head [d_model].
 enum class OpKind : uint8_t {
   kEmbed,          // x = scale * embedding[token], + positions[position] if the model has them;
                    // RoPE angles of the row's position
@@ -37,13 +38,19 @@ enum class OpKind : uint8_t {
   kGateUp,         // neurons = activation(gate * in + B * a) * (up * in + B * a); without a gate
                    // activation(up * in + bias)
   kDown,           // x += W * neurons + bias, or branch = it; a = A * neurons
+  kRoute,          // chooses the experts of each row and their weights, by router * in
+  kExpertGateUp,   // neurons = activation(gate * in) * (up * in), of each expert that the row chose
+  kExpertDown,     // x += sum of weight * (W * neurons) over the row's experts, best
+                   // first, or branch = it
   kAddBranch,      // x += scale * rms_norm(branch), or of branch without a norm
   kTap,            // passes x + pending B * a to ModelHooks::layer_tap
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
   kHead,           // logits = W * norm(out)
   kFinishLogits,   // logits = soft-cap of scale * logits
+  kHidden,         // instead of the three before: norm(x + pending B * a) in the order of the
+                   // caller's rows
 };
-inline constexpr int kOpKinds = 16;
+inline constexpr int kOpKinds = 20;
 
 // Name for a kernel span: "embed", "norm", "qkv", ...
 std::string_view OpName(OpKind kind);
@@ -81,9 +88,9 @@ struct Op {
   int8_t rope = 0;
   // kStoreKv: norms are of whole q and k, not of heads.
   bool whole_norms = false;
-  // kAttentionOut, kDown: the product goes to `branch`.
+  // kAttentionOut, kDown, kExpertDown: the product goes to `branch`.
   bool to_branch = false;
-  Activation activation = Activation::kSilu;  // kGateUp
+  Activation activation = Activation::kSilu;  // kGateUp, kExpertGateUp
   // What each row computes; null: all of the layer. Owned by the RowPlan.
   const RowExtents* extents = nullptr;
   // LoRA of the rows in `add` and `lower`. `add`: B * a is added first; kStoreKv adds B of Q, K and

@@ -113,8 +113,18 @@ TEST_F(ProgramTest, BiasesAndPositionsAreOperandsOfTheSameOperations) {
                                      "gate_up", "down"));
   ExpectEveryWeightIsNamedOnce(program);
   for (const Op& op : program.ops) {
-    if (op.kind == OpKind::kStoreKv) EXPECT_EQ(op.rope, ModelShape::kNoRope);
+    if (op.kind != OpKind::kStoreKv) continue;
+    EXPECT_EQ(op.rope, ModelShape::kNoRope);
   }
+}
+
+TEST_F(ProgramTest, HiddenStatesNeedNoHead) {
+  Open();
+  const std::vector<Row> rows = {{.token = 3, .position = 5, .slot = 5, .want_logits = true}};
+  Batch batch = BatchOf(rows);
+  batch.hidden = true;
+  EXPECT_THAT(Names(Write(batch), -1), ::testing::ElementsAre("embed", "hidden"));
+  EXPECT_FALSE(program_.ops.back().Reads(WeightRole::kHead));
 }
 
 TEST_F(ProgramTest, RowsWithoutLogitsEndWithTheLastLayersKv) {

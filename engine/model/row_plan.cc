@@ -14,6 +14,7 @@ void RowExtents::Clear() {
 void RowPlan::Plan(const Batch& batch, const ModelFacts& facts, int32_t begin, int32_t end,
                    int32_t first_logits) {
   layers_ = facts.shape.layers;
+  hidden_ = batch.hidden;
   PlanPiece(batch, facts.full_level(), begin, end, first_logits, &rows_);
   wanted_.clear();
   tail_blocks_ = 0;
@@ -57,6 +58,7 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
 void RowPlan::PlanShares(const ModelFacts& facts) {
   constexpr double kNorms = 2;  // norms of a layer; all work here is in units of d_model
   const ModelShape& s = facts.shape;
+  const double head = hidden_ ? 0 : s.vocab_size;
   std::vector<double> rows(facts.levels.size());
   std::vector<double> wanted(facts.levels.size());
   for (const PlannedRow& planned : rows_) ++rows[static_cast<size_t>(planned.level)];
@@ -68,7 +70,7 @@ void RowPlan::PlanShares(const ModelFacts& facts) {
       if (rows[level] == 0) continue;
       const LayerExtent& extent = facts.Extent(static_cast<int32_t>(level), layer);
       const double kv = 2.0 * s.head_dim * s.kv_heads_of(extent.heads);
-      const double rest = LayerParameters(s, extent) - kv + (IsLast(layer) ? s.vocab_size : 0);
+      const double rest = LayerParameters(s, extent) - kv + (IsLast(layer) ? head : 0);
       work += rows[level] * (kv + kNorms) + (IsLast(layer) ? wanted[level] : rows[level]) * rest;
     }
     share_before_.push_back(work);

@@ -40,6 +40,8 @@ class RowPlan {
   int32_t tail_blocks() const { return tail_blocks_; }
   // First row of the caller's logits that this piece writes.
   int32_t first_logits_row() const { return first_logits_row_; }
+  // As Batch::hidden.
+  bool hidden() const { return hidden_; }
   // True if every row computes all of every layer.
   bool uniform() const { return uniform_; }
   // True if some row attends with fewer heads than its level has.
@@ -80,6 +82,7 @@ class RowPlan {
   std::vector<int32_t> wanted_;
   int32_t tail_blocks_ = 0;
   int32_t first_logits_row_ = 0;
+  bool hidden_ = false;
   bool uniform_ = true;
   bool narrowed_ = false;
   std::vector<RowExtents> extents_;   // [layer]

@@ -5,13 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
-#include <deque>
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,6 +14,7 @@
 
 #include "engine/model/plan_weights.h"
 #include "engine/model/testing.h"
+#include "engine/weights/experts/breakable_disk.h"
 #include "engine/weights/packer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -30,74 +26,6 @@ using testing::HasSubstr;
 
 constexpr int32_t kTokens = 24;
 constexpr uint64_t kTileRead = 2 * kWeightPage;  // for a row of the embedding
-
-// What the disk does to reads. A test changes it at any time.
-enum class Disk { kWorks, kFails, kLies, kHangs };
-class BreakableDisk {
- public:
-  // Shared with the queue, whose thread may outlive the model by a moment.
-  struct Shared {
-    std::atomic<Disk> state = Disk::kWorks;
-    std::atomic<DiskQueue*> queue = nullptr;
-  };
-
-  BreakableDisk& operator=(Disk state) {
-    shared_->state = state;
-    if (DiskQueue* const queue = shared_->queue) queue->Wake();  // what it has withheld comes now
-    return *this;
-  }
-  const std::shared_ptr<Shared>& shared() const { return shared_; }
-
- private:
-  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
-};
-
-// A disk queue that a test breaks.
-class BreakableQueue final : public DiskQueue {
- public:
-  BreakableQueue(uint32_t depth, std::shared_ptr<BreakableDisk::Shared> disk)
-      : inner_(*DiskQueue::Create(Kind::kThreads, depth)), disk_(std::move(disk)) {
-    disk_->queue = this;
-  }
-  ~BreakableQueue() override { disk_->queue = nullptr; }
-
-  Kind kind() const override { return inner_->kind(); }
-  void Prepare(std::span<std::byte> memory) override { inner_->Prepare(memory); }
-  void Submit(const DiskRequest& request) override {
-    memory_[request.tag] = request.memory;
-    inner_->Submit(request);
-  }
-  std::optional<DiskCompletion> Wait() override {
-    if (disk_->state != Disk::kHangs && !withheld_.empty()) {
-      const DiskCompletion completion = withheld_.front();
-      withheld_.pop_front();
-      return completion;
-    }
-    std::optional<DiskCompletion> completion = inner_->Wait();
-    if (!completion.has_value()) return completion;
-    switch (disk_->state) {
-      case Disk::kWorks:
-        break;
-      case Disk::kFails:
-        completion->result = -EIO;
-        break;
-      case Disk::kLies:
-        memory_[completion->tag][0] ^= std::byte{1};
-        break;
-      case Disk::kHangs:
-        withheld_.push_back(*completion);
-        return std::nullopt;
-    }
-    return completion;
-  }
-  void Wake() override { inner_->Wake(); }
-
- private:
-  const std::unique_ptr<DiskQueue> inner_;
-  const std::shared_ptr<BreakableDisk::Shared> disk_;
-  std::map<uint64_t, std::span<std::byte>> memory_;
-  std::deque<DiskCompletion> withheld_;
-};
 
 class StreamingTest : public testing::Test {
  protected:

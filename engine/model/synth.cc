@@ -18,6 +18,38 @@
 namespace withy::engine {
 namespace {
 
+SynthShape Qwen3Mixture() {
+  return {.name = "qwen3-30b-a3b",
+          .architecture = "qwen3moe",
+          .layers = 48,
+          .d_model = 2048,
+          .heads = 32,
+          .kv_heads = 4,
+          .head_dim = 128,
+          .d_ff = 768,
+          .vocab_size = 151936,
+          .context_length = 40960,
+          .experts = 128,
+          .experts_used = 8,
+          .rope_base = 1000000.0f,
+          .byte_level_bpe = true};
+}
+
+SynthShape TinyMixture() {
+  return {.name = "tiny-moe",
+          .architecture = "qwen3moe",
+          .layers = 3,
+          .d_model = 128,
+          .heads = 8,
+          .kv_heads = 2,
+          .head_dim = 32,
+          .d_ff = 96,
+          .vocab_size = 512,
+          .context_length = 512,
+          .experts = 10,
+          .experts_used = 3};
+}
+
 const std::vector<SynthShape>& Shapes() {
   static const auto* shapes = new std::vector<SynthShape>{
       {.name = "tinyllama-1.1b",
@@ -65,6 +97,8 @@ const std::vector<SynthShape>& Shapes() {
        .llama3_rope = true,
        .tied = true,
        .byte_level_bpe = true},
+      Qwen3Mixture(),
+      TinyMixture(),
       {.name = "tiny",
        .layers = 3,
        .d_model = 128,
@@ -177,7 +211,12 @@ class Synthesizer {
     };
     count("block_count", shape_.layers);
     count("embedding_length", shape_.d_model);
-    count("feed_forward_length", shape_.d_ff);
+    count("feed_forward_length", shape_.d_ff * std::max(1, shape_.experts_used));
+    if (architecture_->experts) {
+      count("expert_count", shape_.experts);
+      count("expert_used_count", shape_.experts_used);
+      count("expert_feed_forward_length", shape_.d_ff);
+    }
     count("context_length", shape_.context_length);
     count("attention.head_count", shape_.heads);
     count("attention.head_count_kv", shape_.kv_heads);
@@ -239,6 +278,10 @@ class Synthesizer {
         Vector(blk + "ffn_up.bias", s.d_ff, 0.0f);
         Vector(blk + "ffn_down.bias", s.d_model, 0.0f);
       }
+      if (architecture_->experts) {
+        Experts(blk, into_residual);
+        continue;
+      }
       if (architecture_->fused_gate_up) {
         Matrix(blk + "ffn_up", 2 * s.d_ff, s.d_model, 1.5f);
       } else {
@@ -247,6 +290,14 @@ class Synthesizer {
       }
       Matrix(blk + "ffn_down", s.d_model, s.d_ff, into_residual);
     }
+  }
+
+  void Experts(const std::string& blk, float into_residual) {
+    const SynthShape& s = shape_;
+    Tensor(blk + "ffn_gate_inp.weight", GgmlType::kF32, {s.d_model, s.experts}, 1.5f);
+    Tensor(blk + "ffn_gate_exps.weight", type_, {s.d_model, s.d_ff, s.experts}, 1.5f);
+    Tensor(blk + "ffn_up_exps.weight", type_, {s.d_model, s.d_ff, s.experts}, 1.5f);
+    Tensor(blk + "ffn_down_exps.weight", type_, {s.d_ff, s.d_model, s.experts}, into_residual);
   }
 
   void Norms(const std::string& before, const std::string& after) {
@@ -299,25 +350,29 @@ class Synthesizer {
       const LoraShape size = LoraShapeOf(part, shape, extent, shape_.lora_rank);
       if (size.empty()) continue;
       const float gain = IsLoraIn(part) ? 1.0f : 0.02f * std::sqrt(static_cast<float>(size.cols));
-      Tensor(LoraName(percent, layer, part), blocks ? GgmlType::kQ8_0 : type_, size.rows, size.cols,
-             gain);
+      Tensor(LoraName(percent, layer, part), blocks ? GgmlType::kQ8_0 : type_,
+             {size.cols, size.rows}, gain);
     }
   }
 
   void Matrix(const std::string& name, int32_t rows, int32_t cols, float gain) {
-    Tensor(name + ".weight", type_, rows, cols, gain);
+    Tensor(name + ".weight", type_, {cols, rows}, gain);
   }
 
-  // Weights with standard deviation gain / sqrt(cols).
-  void Tensor(const std::string& name, GgmlType type, int32_t rows, int32_t cols, float gain) {
+  // Weights with standard deviation gain / sqrt(columns). `dims`: the columns first, as in GGUF.
+  void Tensor(const std::string& name, GgmlType type, const std::vector<int64_t>& dims,
+              float gain) {
+    const int64_t cols = dims[0];
+    int64_t rows = 1;
+    for (size_t i = 1; i < dims.size(); ++i) rows *= dims[i];
     const float deviation = gain / std::sqrt(static_cast<float>(cols));
     const uint64_t seed = Mix(seed_, name);
-    writer_.AddTensor(name, type, {cols, rows}, [=](const TensorSink& sink) -> absl::Status {
+    writer_.AddTensor(name, type, dims, [=](const TensorSink& sink) -> absl::Status {
       WITHY_ASSIGN_OR_RETURN(uint64_t bytes, RowBytes(type, cols));
       Random random(seed);
       std::vector<uint8_t> row(bytes);
       const bool blocks = type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
-      for (int32_t i = 0; i < rows; ++i) {
+      for (int64_t i = 0; i < rows; ++i) {
         blocks ? FillBlocks(type, deviation, &random, row)
                : FillFloats(type, deviation, &random, row);
         WITHY_RETURN_IF_ERROR(sink(row));

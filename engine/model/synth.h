@@ -23,10 +23,13 @@ struct SynthShape {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t d_ff = 0;
+  int32_t d_ff = 0;  // of an expert, where there are some
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   int32_t sliding_window = 0;  // 0: the file names none
+  // "qwen3moe" only: MLPs of d_ff neurons, and how many of them a token uses.
+  int32_t experts = 0;
+  int32_t experts_used = 0;
   float rope_base = 10000.0f;
   bool llama3_rope = false;  // adds a rope_freqs tensor
   bool tied = false;
@@ -40,7 +43,7 @@ struct SynthShape {
   int32_t key_bias_dims = 0;
 };
 
-// tinyllama-1.1b, smollm2-360m, llama3.2-3b and tiny (0.7 M parameters, for tests).
+// Published shapes, and tiny and tiny-moe (0.7 M and 1.3 M parameters, for tests).
 std::vector<std::string> SynthShapeNames();
 // Errors: NOT_FOUND listing the names.
 absl::StatusOr<SynthShape> FindSynthShape(std::string_view name);

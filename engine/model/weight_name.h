@@ -31,6 +31,11 @@ enum class WeightRole : uint8_t {
   kQBias,  // [q_rows], query heads in packed order
   kKBias,  // [kv_rows]
   kVBias,
+  // Of a mixture of experts, whose matrices lie one below the other.
+  kRouter,          // [experts, d_model]
+  kGateExperts,     // [experts * expert_neurons, d_model]
+  kUpExperts,       // [experts * expert_neurons, d_model]
+  kDownExperts,     // [experts * d_model, expert_neurons]
   kAttnOutputBias,  // [d_model]
   kUpBias,          // [d_ff]
   kDownBias,        // [d_model]
@@ -42,7 +47,7 @@ enum class WeightRole : uint8_t {
   kUp,              // [d_ff, d_model]
   kDown,            // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 28;
+inline constexpr int kWeightRoles = 32;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

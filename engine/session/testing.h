@@ -117,11 +117,13 @@ class FakeModel final : public Model {
  public:
   using Next = std::function<int32_t(const std::vector<int32_t>& history)>;
   static constexpr int32_t kLayers = 2;
+  static constexpr int32_t kWidth = 8;  // hidden states are 1 at the row's token modulo it, else 0
 
   explicit FakeModel(int32_t vocab_size, int32_t context_length = 256, Next next = Letters) {
     info_.name = "fake";
     info_.id = "00000000000000000000000000000000";
     info_.layers = kLayers;
+    info_.d_model = kWidth;
     info_.vocab_size = vocab_size;
     info_.context_length = context_length;
     info_.kv = {.chunk_tokens = kChunkTokens,
@@ -228,6 +230,12 @@ class FakeModel final : public Model {
         std::memcpy(Slot(view, layer, row.slot), &row.token, sizeof(row.token));
       }
       if (!row.want_logits) continue;
+      if (batch.hidden) {
+        std::fill_n(logits, kWidth, 0.0f);
+        logits[row.token % kWidth] = 1.0f;
+        logits += kWidth;
+        continue;
+      }
       std::vector<int32_t> history;
       const auto see = [&](int32_t slot) {
         int32_t token = 0;

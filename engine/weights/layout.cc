@@ -144,6 +144,7 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Vector(name("ffn_up"), ".bias", s.d_ff));
       WITHY_RETURN_IF_ERROR(Vector(name("ffn_down"), ".bias", s.d_model));
     }
+    if (s.experts > 0) return PlanExperts(name("ffn_"));
     if (s.fused_gate_up) {
       const std::string fused = name("ffn_up.weight");
       WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, 0, name("ffn_gate"), s.d_ff));
@@ -155,6 +156,27 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
     }
     return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, NeuronPanel(s.d_ff));
+  }
+
+  // The router, and the matrices of all experts one below the other, each in whole tiles.
+  absl::Status PlanExperts(const std::string& prefix) {
+    const ModelShape& s = layout_.shape;
+    WITHY_RETURN_IF_ERROR(Matrix(prefix + "gate_inp", ".weight", s.experts, s.d_model, s.d_model));
+    WITHY_RETURN_IF_ERROR(Experts(prefix + "gate_exps", s.expert_neurons, s.d_model));
+    WITHY_RETURN_IF_ERROR(Experts(prefix + "up_exps", s.expert_neurons, s.d_model));
+    return Experts(prefix + "down_exps", s.d_model, s.expert_neurons);
+  }
+
+  // The tensor's dimensions are [experts, rows, cols].
+  absl::Status Experts(const std::string& name, int32_t rows, int32_t cols) {
+    const int32_t experts = layout_.shape.experts;
+    WITHY_RETURN_IF_ERROR(Matrix(name, ".weight", experts * rows, cols, cols));
+    const TensorInfo& tensor = *layout_.items.back().source;
+    if (tensor.dims.size() == 3 && tensor.dims[2] == experts) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_.path(), ": tensor ", tensor.name, " has ", tensor.dims.size(),
+                     " dimensions, the last of ", tensor.dims.back(),
+                     "; the metadata asks for three, the last of ", experts, " experts"));
   }
 
   // The norms before attention or MLP and after it, as far as the architecture has them.

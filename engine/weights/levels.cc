@@ -299,7 +299,8 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
 }
 
 absl::Status CheckHasLevels(const ModelShape& shape) {
-  const bool as_llama = !shape.layer_norms && !shape.product_biases && shape.gated_mlp;
+  const bool as_llama =
+      !shape.layer_norms && !shape.product_biases && shape.gated_mlp && shape.experts == 0;
   if (as_llama && !shape.ChangesBranches() && shape.pre_norms && shape.qk_norm != QkNorm::kWhole) {
     return absl::OkStatus();
   }

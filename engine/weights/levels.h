@@ -102,7 +102,7 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
                       int32_t rank);
 
 // Levels cut the inputs and outputs of attention and MLP, which must not be normed or scaled as a
-// whole. Errors: UNIMPLEMENTED naming architecture and reason.
+// whole; and they cut one MLP, not experts. Errors: UNIMPLEMENTED naming architecture and reason.
 absl::Status CheckHasLevels(const ModelShape& shape);
 
 // Reads a file's levels; empty for a plain model. Errors: INVALID_ARGUMENT naming key, value and

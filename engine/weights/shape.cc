@@ -18,6 +18,7 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;  // limit of a KV block
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxContext = 1 << 24;
+constexpr int64_t kMaxExperts = 1024;
 constexpr int32_t kMinContext = 2;
 
 class ShapeReader {
@@ -39,10 +40,14 @@ class ShapeReader {
       return status.ok();
     };
     note(RefuseNonCausal());
-    note(RefuseExperts());
+    if (!architecture_->experts) {
+      note(RefuseBeyond("expert_count", 0,
+                        "a model of this architecture must have none: choose a dense model"));
+    }
     note(RefuseVision());
     // RoPE turns the elements of a head, whose size needs the model's width.
     if (note(ReadSizes()) && note(ReadHeads()) && note(ReadWindows()) && note(ReadScales())) {
+      if (architecture_->experts) note(ReadExperts());
       note(ReadRope(keys_, *architecture_, &shape_));
       ForgetWindowsThatHideNothing();
     }
@@ -100,14 +105,52 @@ class ShapeReader {
     return absl::OkStatus();
   }
 
-  absl::Status RefuseExperts() {
-    WITHY_ASSIGN_OR_RETURN(int64_t experts, file_.GetIntOr(keys_.Key("expert_count"), 0));
-    if (experts != 0) {
-      return absl::UnimplementedError(absl::StrCat(file_.path(), ": ", keys_.Key("expert_count"),
-                                                   " is ", experts,
-                                                   "; only dense models are supported"));
+  // After the sizes: d_ff becomes what a row computes.
+  absl::Status ReadExperts() {
+    WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("expert_count"), kMaxExperts, 0, &shape_.experts));
+    WITHY_RETURN_IF_ERROR(
+        ReadCount(keys_.Key("expert_used_count"), shape_.experts, 0, &shape_.experts_used));
+    const std::string width_key = keys_.Key("expert_feed_forward_length");
+    const int32_t sharers = architecture_->experts_share_width ? shape_.experts_used : 1;
+    WITHY_RETURN_IF_ERROR(ReadCount(width_key, kMaxWidth, std::max(1, shape_.d_ff / sharers),
+                                    &shape_.expert_neurons));
+    if (shape_.expert_neurons % 32 != 0) {
+      return keys_.Wrong(width_key, shape_.expert_neurons, "a multiple of 32");
     }
+    if (int64_t{shape_.experts_used} * shape_.expert_neurons > kMaxWidth) {
+      return keys_.Wrong(keys_.Key("expert_used_count"), shape_.experts_used,
+                         absl::StrCat("at most ", kMaxWidth / shape_.expert_neurons, " with ",
+                                      shape_.expert_neurons, " neurons an expert"));
+    }
+    shape_.d_ff = shape_.experts_used * shape_.expert_neurons;
+    WITHY_RETURN_IF_ERROR(RefuseOtherExperts());
+    WITHY_ASSIGN_OR_RETURN(
+        shape_.normed_expert_weights,
+        file_.GetBoolOr(keys_.Key("expert_weights_norm"), architecture_->normed_expert_weights));
+    WITHY_RETURN_IF_ERROR(
+        keys_.ReadFactor("expert_weights_scale", 1.0f, &shape_.expert_weight_scale));
+    if (shape_.expert_weight_scale == 0.0f) shape_.expert_weight_scale = 1.0f;  // as in llama.cpp
     return absl::OkStatus();
+  }
+
+  absl::Status RefuseOtherExperts() {
+    constexpr int64_t kSoftmax = 1;
+    WITHY_RETURN_IF_ERROR(
+        RefuseBeyond("expert_shared_count", 0, "only models without shared experts are supported"));
+    WITHY_RETURN_IF_ERROR(RefuseBeyond("leading_dense_block_count", 0,
+                                       "only models with experts in every layer are supported"));
+    WITHY_RETURN_IF_ERROR(RefuseBeyond("expert_gating_func", kSoftmax,
+                                       "only routers with a softmax (1) are supported"));
+    return RefuseBeyond("expert_group_count", 1, "only routers without groups are supported");
+  }
+
+  // Refuses a file in which a number is not from 0 to `most`; a missing one is `most`.
+  absl::Status RefuseBeyond(std::string_view suffix, int64_t most, std::string_view supported) {
+    const std::string key = keys_.Key(suffix);
+    WITHY_ASSIGN_OR_RETURN(const int64_t value, file_.GetIntOr(key, most));
+    if (value >= 0 && value <= most) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat(file_.path(), ": ", key, " is ", value, "; ", ToAbsl(supported)));
   }
 
   absl::Status RefuseVision() {
@@ -309,6 +352,7 @@ std::string BeyondLlama(const ModelShape& s) {
   add(s.qk_norm == QkNorm::kWhole, "norms of whole Q and K");
   add(!s.pre_norms || s.post_norms, "norms after attention and MLP");
   add(s.activation != Activation::kSilu, "GELU");
+  add(s.experts > 0, "experts");
   add(s.embedding_scale != 1.0f, "scaled embeddings");
   add(s.residual_scale != 1.0f, "scaled residuals");
   add(s.attention_scale != 0.0f, "an attention scale");

@@ -21,7 +21,7 @@ struct ModelShape {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t d_ff = 0;
+  int32_t d_ff = 0;  // neurons that a row computes: with experts experts_used * expert_neurons
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   float rms_epsilon = 0.0f;  // of all norms
@@ -51,6 +51,14 @@ struct ModelShape {
   bool post_norms = false;
   Activation activation = Activation::kSilu;
   bool fused_gate_up = false;
+  // Mixture of experts: the MLP is `experts` MLPs of expert_neurons neurons each, of which a router
+  // chooses experts_used for each row. Their weights are a softmax, over the chosen ones if
+  // normed_expert_weights, else over all, times expert_weight_scale. 0: the MLP is one.
+  int32_t experts = 0;
+  int32_t experts_used = 0;
+  int32_t expert_neurons = 0;
+  bool normed_expert_weights = true;
+  float expert_weight_scale = 1.0f;
   // Factors of what the embedding gives, of what attention and MLP add, of the logits.
   float embedding_scale = 1.0f;
   float residual_scale = 1.0f;
@@ -98,9 +106,9 @@ struct ModelShape {
 std::string BeyondLlama(const ModelShape& shape);
 
 // A missing key has the same default as in llama.cpp. A file without tensors, as packed files have
-// their metadata, has no LongRoPE. Errors: UNIMPLEMENTED (architecture, RoPE scaling, experts,
-// non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT naming file, key,
-// value and limit; the messages of several in one.
+// their metadata, has no LongRoPE. Errors: UNIMPLEMENTED (architecture, RoPE scaling, forms of
+// experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT naming
+// file, key, value and limit; the messages of several in one.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
 
 }  // namespace withy::engine

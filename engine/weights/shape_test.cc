@@ -432,6 +432,58 @@ TEST(ShapeTest, FactorsAndCapsAreTheFiles) {
   EXPECT_EQ(BeyondLlama(*ShapeOf("qwen3", [](GgufWriter&) {})), "");
 }
 
+TEST(ShapeTest, AMixtureOfExperts) {
+  const auto mixture = [](const std::function<void(GgufWriter&)>& change) {
+    return ShapeOf("qwen3moe", [&](GgufWriter& w) {
+      w.Set<uint32_t>("qwen3moe.expert_count", 12);
+      w.Set<uint32_t>("qwen3moe.expert_used_count", 4);
+      change(w);
+    });
+  };
+  const auto plain = mixture([](GgufWriter&) {});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->experts, 12);
+  EXPECT_EQ(plain->experts_used, 4);
+  EXPECT_EQ(plain->expert_neurons, 64) << "the neurons of a dense model, divided";
+  EXPECT_TRUE(plain->normed_expert_weights);
+  EXPECT_THAT(BeyondLlama(*plain), HasSubstr("experts"));
+  const auto sized = mixture([](GgufWriter& w) {
+    w.Set<uint32_t>("qwen3moe.expert_feed_forward_length", 96);
+    w.Set<bool>("qwen3moe.expert_weights_norm", false);
+  });
+  ASSERT_TRUE(sized.ok()) << sized.status();
+  EXPECT_EQ(sized->expert_neurons, 96);
+  EXPECT_EQ(sized->d_ff, 4 * 96);
+  EXPECT_FALSE(sized->normed_expert_weights);
+  const auto olmoe = ShapeOf("olmoe", [](GgufWriter& w) {
+    w.Set<uint32_t>("olmoe.expert_count", 12);
+    w.Set<uint32_t>("olmoe.expert_used_count", 4);
+  });
+  ASSERT_TRUE(olmoe.ok()) << olmoe.status();
+  EXPECT_EQ(olmoe->expert_neurons, 256) << "the neurons of each";
+  EXPECT_FALSE(olmoe->normed_expert_weights);
+  const auto refusal = [&](const std::string& key, uint32_t value) {
+    return std::string(mixture([&](GgufWriter& w) { w.Set<uint32_t>("qwen3moe." + key, value); })
+                           .status()
+                           .message());
+  };
+  EXPECT_THAT(refusal("expert_feed_forward_length", 40), HasSubstr("a multiple of 32"));
+  EXPECT_THAT(refusal("expert_shared_count", 1), HasSubstr("qwen3moe.expert_shared_count is 1"));
+  EXPECT_THAT(refusal("expert_gating_func", 2), HasSubstr("qwen3moe.expert_gating_func is 2"));
+  EXPECT_THAT(refusal("leading_dense_block_count", 1),
+              HasSubstr("qwen3moe.leading_dense_block_count is 1"));
+  EXPECT_THAT(std::string(ShapeOf("qwen3moe", [](GgufWriter&) {}).status().message()),
+              HasSubstr("qwen3moe.expert_count"));
+  EXPECT_THAT(std::string(ShapeOf("qwen3moe",
+                                  [](GgufWriter& w) {
+                                    w.Set<uint32_t>("qwen3moe.expert_count", 12);
+                                    w.Set<uint32_t>("qwen3moe.expert_used_count", 13);
+                                  })
+                              .status()
+                              .message()),
+              HasSubstr("qwen3moe.expert_used_count is 13; it must be 1 to 12"));
+}
+
 TEST(ShapeTest, Gpt2HasLearnedPositionsAndItsOwnKeyOfEpsilon) {
   const auto gpt2 = ShapeOf("gpt2", [](GgufWriter& w) {
     w.Set<float>("gpt2.attention.layer_norm_rms_epsilon", 0.5f);

@@ -54,6 +54,7 @@ class Sorter {
       staged[plan.embedding.index] = true;
       SumTiles(plan.embedding);
     }
+    SumExperts(plan.experts, &staged);
     for (size_t i = 0; i < staged.size(); ++i) {
       const PackedTensor& tensor = file.tensors()[i];
       if (staged[i]) continue;
@@ -99,6 +100,22 @@ class Sorter {
     for (size_t tile = 0; tile < sums_.tiles.size(); ++tile) {
       const uint64_t begin = embedding.file_offset + tile * bytes;
       summed_.push_back({begin, begin + bytes, &sums_.tiles[tile]});
+    }
+  }
+
+  void SumExperts(const StreamedExperts& experts, std::vector<bool>* staged) {
+    const auto count = static_cast<size_t>(experts.experts);
+    sums_.experts.resize(experts.layers.size() * count * kExpertParts);
+    for (size_t layer = 0; layer < experts.layers.size(); ++layer) {
+      for (size_t part = 0; part < kExpertParts; ++part) {
+        const StreamedExperts::Part& all = experts.layers[layer][part];
+        (*staged)[all.index] = true;
+        for (size_t expert = 0; expert < count; ++expert) {
+          const uint64_t begin = all.file_offset + expert * all.bytes;
+          ChunkSum* const sum = &sums_.experts[(layer * count + expert) * kExpertParts + part];
+          summed_.push_back({begin, begin + all.bytes, sum});
+        }
+      }
     }
   }
 

@@ -22,6 +22,7 @@ using ChunkSum = std::array<uint32_t, 4>;  // Crc32cLanes
 struct StreamSums {
   std::vector<std::vector<std::vector<ChunkSum>>> chunks;  // [stage][tensor][chunk]
   std::vector<ChunkSum> tiles;                             // of a streamed embedding
+  std::vector<ChunkSum> experts;  // [(layer * experts + expert) * kExpertParts + part]
 };
 
 // A file opened for reading weights.

@@ -31,6 +31,9 @@ FixedLayout LayOutFixed(const PackedFile& file, const WeightPlan& plan) {
     for (const StreamedTensor& tensor : stage.tensors) staged[tensor.index] = true;
   }
   if (plan.embedding.streamed()) staged[plan.embedding.index] = true;
+  for (const auto& layer : plan.experts.layers) {
+    for (const StreamedExperts::Part& part : layer) staged[part.index] = true;
+  }
   FixedLayout layout;
   // Matrices first, so that each begins on a page and no room is lost.
   for (const bool matrices : {true, false}) {

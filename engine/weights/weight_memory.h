@@ -32,7 +32,8 @@ class WeightMemory {
   WeightMemory(const WeightMemory&) = delete;
   WeightMemory& operator=(const WeightMemory&) = delete;
 
-  // Where a tensor begins; index into PackedFile::tensors(). Null for a streamed embedding. A
+  // Where a tensor begins; index into PackedFile::tensors(). Null for a streamed embedding and for
+  // streamed experts. A
   // resident prefix is writable until Seal.
   std::byte* tensor(size_t index) const { return addresses_[index]; }
   // A slot of the ring, writable.

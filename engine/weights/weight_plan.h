@@ -3,6 +3,7 @@
 // it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -77,6 +78,29 @@ struct StreamedEmbedding {
   uint64_t tile_room() const { return RoundUp(tile_bytes(), kWeightPage) + kWeightPage; }
 };
 
+// The matrices of an expert, in the order in which they are used.
+enum class ExpertPart : uint8_t { kGate, kUp, kDown };
+inline constexpr size_t kExpertParts = 3;
+
+// The experts of mixtures. Those used most stay in memory; others are read when rows choose them.
+struct StreamedExperts {
+  struct Part {
+    size_t index = 0;          // of the tensor of all experts, into PackedFile::tensors()
+    uint64_t file_offset = 0;  // of expert 0, a multiple of kWeightPage
+    uint64_t bytes = 0;        // of one expert
+    friend bool operator==(const Part&, const Part&) = default;
+  };
+  std::vector<std::array<Part, kExpertParts>> layers;  // empty: all experts stay in memory
+  int32_t experts = 0;                                 // of a layer
+  int32_t slots = 0;                                   // experts in memory, at least `experts`
+  // Whole pages around a part, in the layer in which they are most.
+  std::array<uint64_t, kExpertParts> part_room{};
+
+  bool streamed() const { return !layers.empty(); }
+  uint64_t slot_bytes() const { return part_room[0] + part_room[1] + part_room[2]; }
+  uint64_t buffer_bytes() const { return static_cast<uint64_t>(slots) * slot_bytes(); }
+};
+
 inline constexpr int32_t kStagesPerLayer = 4;  // QKV, attention output, gate and up, down
 
 struct WeightPlan {
@@ -84,9 +108,10 @@ struct WeightPlan {
   std::vector<StreamStage> stages;   // [layer * kStagesPerLayer + stage]
   std::vector<uint64_t> slot_bytes;  // [slot]; stage s uses slot s % slots
   StreamedEmbedding embedding;
+  StreamedExperts experts;
   uint64_t fixed_bytes = 0;           // of all other tensors
   uint64_t resident_bytes = 0;        // of the stages' prefixes
-  std::vector<uint64_t> level_bytes;  // [level] read for a pass
+  std::vector<uint64_t> level_bytes;  // [level] read for every pass
 
   int32_t slots() const { return static_cast<int32_t>(slot_bytes.size()); }
   uint64_t ring_bytes() const {
@@ -94,7 +119,9 @@ struct WeightPlan {
     for (const uint64_t slot : slot_bytes) bytes += slot;
     return bytes;
   }
-  uint64_t buffer_bytes() const { return ring_bytes() + embedding.buffer_bytes; }
+  uint64_t buffer_bytes() const {
+    return ring_bytes() + embedding.buffer_bytes + experts.buffer_bytes();
+  }
   uint64_t memory_bytes() const { return fixed_bytes + resident_bytes + buffer_bytes(); }
   // Whether some pass has to read.
   bool streams() const { return buffer_bytes() > 0; }

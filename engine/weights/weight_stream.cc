@@ -472,10 +472,17 @@ absl::StatusOr<std::unique_ptr<WeightStream>> WeightStream::Start(
     WITHY_ASSIGN_OR_RETURN(
         tiles, HugeMemory::Allocate(StreamedEmbedding::kTilesAtOnce * plan.embedding.tile_room()));
   }
+  std::unique_ptr<ExpertStream> experts;
+  if (plan.experts.streamed()) {
+    WITHY_ASSIGN_OR_RETURN(
+        experts, ExpertStream::Start(plan.experts, options, file->path(), std::move(sums.experts)));
+  }
   auto core = std::make_shared<Core>(std::move(plan), options, file->path(), std::move(memory),
                                      std::move(from), std::move(sums), std::move(tiles));
   core->thread = std::thread([core] { core->Run(); });
-  return std::unique_ptr<WeightStream>(new WeightStream(std::move(core)));
+  std::unique_ptr<WeightStream> stream(new WeightStream(std::move(core)));
+  stream->experts_ = std::move(experts);
+  return stream;
 }
 
 WeightStream::~WeightStream() {
@@ -515,6 +522,16 @@ absl::StatusOr<bool> WeightStream::FetchRows(std::span<const int32_t> tokens,
 
 const float* WeightStream::FetchedRow(int32_t i) const { return core_->FetchedRow(i); }
 
-WeightStreamStats WeightStream::stats() const { return core_->stats(); }
+WeightStreamStats WeightStream::stats() const {
+  WeightStreamStats stats = core_->stats();
+  if (experts_ == nullptr) return stats;
+  stats.experts = experts_->stats();
+  stats.read_bytes += stats.experts.read_bytes;
+  stats.waits += stats.experts.waits;
+  stats.wait_ns += stats.experts.wait_ns;
+  stats.failures += stats.experts.failures;
+  stats.bad_reads += stats.experts.bad_reads;
+  return stats;
+}
 
 }  // namespace withy::engine

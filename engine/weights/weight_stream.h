@@ -6,33 +6,23 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "base/clock.h"
-#include "base/disk_io.h"
+#include "engine/weights/experts/expert_stream.h"
 #include "engine/weights/packed_file.h"
 #include "engine/weights/weight_plan.h"
+#include "engine/weights/weight_stream_options.h"
 
 namespace withy::engine {
-
-struct WeightStreamOptions {
-  // A wait for weights of which nothing arrives for this long is given up.
-  int64_t stall_ns = 10 * kNanosPerSecond;
-  // Past the page cache, where the file system can; false is for comparisons.
-  bool direct = true;
-  // Makes the disk queue; empty: DiskQueue::CreateBest. For tests.
-  std::function<std::unique_ptr<DiskQueue>(uint32_t depth)> make_queue = {};
-};
 
 // How weights are kept, and what reading them has taken so far. All zero: nothing is streamed.
 struct WeightStreamStats {
   uint64_t budget_bytes = 0;
   uint64_t resident_bytes = 0;  // head, vectors and LoRA included
-  uint64_t buffer_bytes = 0;    // the ring, and rows of the embedding
+  uint64_t buffer_bytes = 0;    // the ring, rows of the embedding, and experts
   uint64_t locked_bytes = 0;
   uint64_t pass_bytes = 0;         // read for a pass at the full level
   uint64_t lowest_pass_bytes = 0;  // likewise at the lowest one
@@ -42,8 +32,9 @@ struct WeightStreamStats {
   uint64_t read_bytes = 0;
   uint64_t waits = 0;  // times that a pass stood still; what ran in its place is not looked at
   int64_t wait_ns = 0;
-  uint64_t failures = 0;   // waits that ended with an error
-  uint64_t bad_reads = 0;  // reads that did not give what the file held when it was opened
+  uint64_t failures = 0;     // waits that ended with an error
+  uint64_t bad_reads = 0;    // reads that did not give what the file held when it was opened
+  ExpertStats experts = {};  // counted above, too
 
   bool streams() const { return buffer_bytes > 0; }
 };
@@ -91,6 +82,9 @@ class WeightStream {
   // Row i of the last FetchRows, [d_model].
   const float* FetchedRow(int32_t i) const;
 
+  // Null if no experts are streamed.
+  ExpertStream* experts() const { return experts_.get(); }
+
   WeightStreamStats stats() const;
 
  private:
@@ -98,6 +92,7 @@ class WeightStream {
   // Shared with the reading thread, which a hung disk may hold beyond the life of the stream.
   explicit WeightStream(std::shared_ptr<Core> core) : core_(std::move(core)) {}
   const std::shared_ptr<Core> core_;
+  std::unique_ptr<ExpertStream> experts_;
 };
 
 }  // namespace withy::engine

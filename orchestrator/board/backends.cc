@@ -144,6 +144,29 @@ absl::Status RunOn(const Peer& peer, Stub& stub, const v1::RunRequest& request,
   return Translate(peer, *context, status, control.deadline(), control.deadline());
 }
 
+// Reads what `method` streams of texts to its end.
+template <typename Request, typename Response>
+absl::Status ReadTexts(const Peer& peer, v1::ModelWorker::Stub& stub,
+                       std::unique_ptr<grpc::ClientReader<Response>> (
+                           v1::ModelWorker::Stub::*method)(grpc::ClientContext*, const Request&),
+                       const Request& request, CallControl& control,
+                       const std::function<bool(Response&)>& on_event) {
+  const auto context = std::make_shared<grpc::ClientContext>();
+  if (control.deadline() != absl::InfiniteFuture())
+    context->set_deadline(absl::ToChronoTime(control.deadline()));
+  const auto reader = (stub.*method)(context.get(), request);
+  control.SetHook([context] { context->TryCancel(); });
+  bool stopped = false;
+  for (Response event; reader->Read(&event);) {
+    if (stopped || on_event(event)) continue;
+    stopped = true;
+    context->TryCancel();
+  }
+  const grpc::Status status = reader->Finish();
+  control.SetHook(nullptr);
+  return Translate(peer, *context, status, control.deadline(), control.deadline());
+}
+
 // What the agent does not take soon is lost.
 void SendReport(v1::Profiler::Stub& stub, v1::CallReport report, std::function<void()> done) {
   constexpr absl::Duration kPatience = absl::Seconds(2);
@@ -306,21 +329,14 @@ absl::Status Backends::Run(policy::Lane lane, const v1::RunRequest& request, Cal
 
 absl::Status Backends::Score(const v1::ScoreRequest& request, CallControl& control,
                              const std::function<bool(v1::ScoreResponse&)>& on_event) {
-  const Peer& peer = clients_->target;
-  const auto context = std::make_shared<grpc::ClientContext>();
-  if (control.deadline() != absl::InfiniteFuture())
-    context->set_deadline(absl::ToChronoTime(control.deadline()));
-  const auto reader = clients_->target_stub->Score(context.get(), request);
-  control.SetHook([context] { context->TryCancel(); });
-  bool stopped = false;
-  for (v1::ScoreResponse event; reader->Read(&event);) {
-    if (stopped || on_event(event)) continue;
-    stopped = true;
-    context->TryCancel();
-  }
-  const grpc::Status status = reader->Finish();
-  control.SetHook(nullptr);
-  return Translate(peer, *context, status, control.deadline(), control.deadline());
+  return ReadTexts(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Score, request,
+                   control, on_event);
+}
+
+absl::Status Backends::Embed(const v1::EmbedRequest& request, CallControl& control,
+                             const std::function<bool(v1::EmbedResponse&)>& on_event) {
+  return ReadTexts(clients_->target, *clients_->target_stub, &v1::ModelWorker::Stub::Embed, request,
+                   control, on_event);
 }
 
 bool Backends::WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control) {
@@ -338,6 +354,12 @@ void Backends::ReportCall(v1::CallReport report) { clients_->reports->Add(std::m
 Backends::Result<v1::GetProfilerInfoResponse> Backends::ProfilerInfo(absl::Time deadline) {
   return Unary(clients_->profiler, *clients_->profiler_stub, &v1::Profiler::Stub::GetProfilerInfo,
                v1::GetProfilerInfoRequest(), {deadline, kStatusCall, false});
+}
+
+Backends::Result<v1::GetMetricsResponse> Backends::Metrics(const v1::GetMetricsRequest& request,
+                                                           absl::Time deadline) {
+  return Unary(clients_->profiler, *clients_->profiler_stub, &v1::Profiler::Stub::GetMetrics,
+               request, {deadline, kShortCall, false});
 }
 
 void Backends::SetPatience(std::string_view process, bool waits) {

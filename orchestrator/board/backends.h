@@ -72,12 +72,17 @@ class Backends {
   // Scores one text by model_worker; as Run.
   absl::Status Score(const v1::ScoreRequest& request, CallControl& control,
                      const std::function<bool(v1::ScoreResponse&)>& on_event);
+  // Vectors of texts by model_worker; as Run.
+  absl::Status Embed(const v1::EmbedRequest& request, CallControl& control,
+                     const std::function<bool(v1::EmbedResponse&)>& on_event);
   // Waits until the worker can be talked to. False when it could not by `deadline`, or the call was
   // cancelled.
   bool WaitForWorker(policy::Lane lane, absl::Time deadline, CallControl& control);
 
   // profiler_agent
   Result<v1::GetProfilerInfoResponse> ProfilerInfo(absl::Time deadline);
+  // The metrics of all processes.
+  Result<v1::GetMetricsResponse> Metrics(const v1::GetMetricsRequest& request, absl::Time deadline);
   // Does not wait. What the agent does not take soon is lost.
   void ReportCall(v1::CallReport report);
 

@@ -282,6 +282,27 @@ absl::Status ValidateScore(const v1::ScoreRequest& request) {
   return CheckBytes("model", request.model(), 256);
 }
 
+absl::Status ValidateEmbed(const v1::EmbedRequest& request) {
+  if (request.inputs().empty()) return Invalid("inputs is empty: give at least one text");
+  if (request.inputs_size() > kMaxEmbedInputs) {
+    return Invalid("inputs has ", request.inputs_size(), " entries: at most ", kMaxEmbedInputs,
+                   "; send several requests");
+  }
+  for (int i = 0; i < request.inputs_size(); ++i) {
+    const v1::EmbedInput& input = request.inputs(i);
+    const std::string field = absl::StrCat("inputs[", i, "]");
+    if (input.has_tokens() ? input.tokens().ids().empty() : input.text().empty()) {
+      return Invalid(field, " is empty: give a text, or at least one token");
+    }
+    if (input.text().size() > kMaxPromptBytes) {
+      return TooLong(field, " is ", input.text().size(), " bytes long: at most ", kMaxPromptBytes,
+                     "; shorten it, or send its parts as inputs of their own");
+    }
+    WITHY_RETURN_IF_ERROR(CheckText(field, input.text()));
+  }
+  return CheckBytes("model", request.model(), 256);
+}
+
 absl::Status ValidateCancel(const v1::CancelRequest& request) {
   WITHY_RETURN_IF_ERROR(CheckBytes("call_id", request.call_id(), kMaxIdBytes));
   WITHY_RETURN_IF_ERROR(CheckBytes("request_id", request.request_id(), kMaxIdBytes));

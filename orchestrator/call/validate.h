@@ -38,6 +38,8 @@ absl::Status ValidateContextId(std::string_view context_id);
 absl::Status ValidateCountTokens(const v1::CountTokensRequest& request);
 // Levels are the worker's to check.
 absl::Status ValidateScore(const v1::ScoreRequest& request);
+// Lengths in tokens are the worker's to check.
+absl::Status ValidateEmbed(const v1::EmbedRequest& request);
 absl::Status ValidateCancel(const v1::CancelRequest& request);
 
 // Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms, at

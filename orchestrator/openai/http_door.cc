@@ -24,6 +24,8 @@
 #include "orchestrator/openai/api.h"
 #include "orchestrator/openai/conversations.h"
 #include "orchestrator/openai/echoed_prompt.h"
+#include "orchestrator/openai/embeddings/embeddings_answer.h"
+#include "orchestrator/openai/embeddings/embeddings_request.h"
 #include "orchestrator/openai/http_reply.h"
 #include "orchestrator/openai/messages_answer.h"
 #include "orchestrator/openai/openai_answer.h"
@@ -39,6 +41,11 @@ namespace {
 constexpr absl::Duration kStoreTime = absl::Seconds(10);
 // How often health is looked at.
 constexpr int64_t kReadyRetryMs = 1000;
+constexpr std::string_view kModelsPath = "/v1/models";
+constexpr std::string_view kEmbeddingsPath = "/v1/embeddings";
+constexpr std::string_view kMetricsPath = "/metrics";
+constexpr std::string_view kLeanMetricsPath = "/metrics/lean";
+constexpr std::string_view kMetricsType = "text/plain; version=0.0.4; charset=utf-8";
 constexpr char kListenRemedy[] = "set it to a free HOST:PORT, or leave it out for no HTTP";
 
 // The Messages API's clients send it in a header of its own.
@@ -120,6 +127,12 @@ class HttpDoor::Server {
   void Health(HttpReply& reply) const;
   Caller CallerOf(const http::Exchange& exchange) const;
   absl::Status Models(const http::Exchange& exchange, HttpReply& reply, std::string_view name);
+  absl::Status Metrics(const http::Exchange& exchange, HttpReply& reply);
+  // Paths that take GET. Errors: of what they ask.
+  absl::Status Get(const http::Exchange& exchange, HttpReply& reply);
+  void Embeddings(http::Exchange& exchange, HttpReply& reply);
+  absl::Status Embed(const http::Exchange& exchange, HttpReply& reply, const std::string& app_id,
+                     const EmbeddingsCall& call);
   void Answer(http::Exchange& exchange, HttpReply& reply, const Api& api);
   absl::Status AnswerChoice(const http::Exchange& exchange, Request& request, OpenAiCall& asked);
   absl::Status CountPrompt(const Request& request);
@@ -163,9 +176,9 @@ absl::StatusOr<std::string> HttpDoor::Server::Start() {
                         [this](const http::Failure& failure, const http::RequestHead& head) {
                           const Api* api = FindApi(head.path);
                           const ErrorForm& errors = api == nullptr ? kOpenAiErrors : api->errors;
-                          return HttpResponse(head, failure.status,
-                                              errors.of_http(failure.status, failure.message),
-                                              origins_.ForAnswer(head));
+                          return HttpResponse(
+                              head, failure.status, errors.of_http(failure.status, failure.message),
+                              absl::StrCat(ToAbsl(kConnectionCloses), origins_.ForAnswer(head)));
                         }}));
   return absl::StrCat(options_.tls == nullptr ? "http://" : "https://", address);
 }
@@ -174,18 +187,20 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
   HttpReply reply(exchange, origins_);
   const http::RequestHead& head = exchange.head();
   const std::string& path = head.path;
-  constexpr std::string_view kModels = "/v1/models";
-  const bool health = path == "/health" || path == "/ready";
-  const bool models = path == kModels || path.starts_with("/v1/models/");
+  const bool gets = path == "/health" || path == "/ready" || path == kModelsPath ||
+                    path.starts_with("/v1/models/") || path == kMetricsPath ||
+                    path == kLeanMetricsPath;
+  const bool embeddings = path == kEmbeddingsPath;
   const Api* api = FindApi(path);
   if (api != nullptr) reply.TellErrorsBy(api->errors);
-  if (!health && !models && api == nullptr && path != "*") {
+  if (!gets && !embeddings && api == nullptr && path != "*") {
     std::string served;
     for (const Api& one : Apis()) absl::StrAppend(&served, ToAbsl(one.path), ", ");
-    return reply.RespondError(absl::NotFoundError(absl::StrCat(
-        path, " is not served: there are ", served, "/v1/models, /health and /ready")));
+    return reply.RespondError(absl::NotFoundError(
+        absl::StrCat(path, " is not served: there are ", served, ToAbsl(kEmbeddingsPath), ", ",
+                     ToAbsl(kModelsPath), ", ", ToAbsl(kMetricsPath), ", /health and /ready")));
   }
-  const std::string_view methods = health || models ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+  const std::string_view methods = gets ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   const std::string allow = absl::StrCat("Allow: ", ToAbsl(methods), "\r\n");
   if (head.method == "OPTIONS") {
     return reply.Respond(204, "", allow + origins_.ForPreflight(head));
@@ -198,15 +213,24 @@ void HttpDoor::Server::Handle(http::Exchange& exchange) {
         errors.of_http(405, absl::StrCat(path, " takes ", ToAbsl(methods), ", not ", head.method)),
         allow);
   }
-  if (health) {
-    Health(reply);
-  } else if (models) {
-    const absl::Status status = Models(
-        exchange, reply, path.size() > kModels.size() ? path.substr(kModels.size() + 1) : "");
-    if (!status.ok()) reply.RespondError(status);
+  if (gets) {
+    if (const absl::Status got = Get(exchange, reply); !got.ok()) reply.RespondError(got);
+  } else if (embeddings) {
+    Embeddings(exchange, reply);
   } else if (api != nullptr) {
     Answer(exchange, reply, *api);
   }
+}
+
+absl::Status HttpDoor::Server::Get(const http::Exchange& exchange, HttpReply& reply) {
+  const std::string& path = exchange.head().path;
+  if (path == kMetricsPath || path == kLeanMetricsPath) return Metrics(exchange, reply);
+  if (!path.starts_with(kModelsPath)) {
+    Health(reply);
+    return absl::OkStatus();
+  }
+  return Models(exchange, reply,
+                path.size() > kModelsPath.size() ? path.substr(kModelsPath.size() + 1) : "");
 }
 
 // Whether a call could be answered now.
@@ -243,6 +267,60 @@ absl::Status HttpDoor::Server::Models(const http::Exchange& exchange, HttpReply&
   }
   return absl::NotFoundError(
       absl::StrCat("model is \"", ToAbsl(name), "\", which is not served now"));
+}
+
+// Metrics name apps, so that only apps may read them here.
+absl::Status HttpDoor::Server::Metrics(const http::Exchange& exchange, HttpReply& reply) {
+  const absl::Time deadline = absl::Now() + kStoreTime;
+  WITHY_RETURN_IF_ERROR(gateway_.apps().Authenticate(CallerOf(exchange), deadline).status());
+  const bool lean = exchange.head().path == kLeanMetricsPath;
+  WITHY_ASSIGN_OR_RETURN(const std::string text, gateway_.MetricsText(lean, deadline));
+  reply.Respond(200, text, "", kMetricsType);
+  return absl::OkStatus();
+}
+
+void HttpDoor::Server::Embeddings(http::Exchange& exchange, HttpReply& reply) {
+  const int64_t arrived_ns = clock_.SteadyNanos();
+  const absl::StatusOr<std::string> app_id =
+      gateway_.apps().Authenticate(CallerOf(exchange), absl::Now() + kStoreTime);
+  if (!app_id.ok()) return reply.RespondError(app_id.status());
+  reply.AddHeaders([this, app = gateway_.apps().NameOf(*app_id)] {
+    return RateLimitHeaders(gateway_.budgets().LeftOf(app));
+  });
+  std::string body;
+  if (const auto failure = exchange.ReadBody(&body)) return reply.RespondFailure(*failure);
+  const absl::StatusOr<EmbeddingsCall> call = ParseEmbeddingsCall(body);
+  if (!call.ok()) {
+    gateway_.Refused({.method = "Embed", .arrived_ns = arrived_ns, .app_id = *app_id},
+                     call.status());
+    return reply.RespondError(call.status());
+  }
+  const absl::Status embedded = Embed(exchange, reply, *app_id, *call);
+  if (!embedded.ok()) reply.RespondError(embedded, "input");
+}
+
+absl::Status HttpDoor::Server::Embed(const http::Exchange& exchange, HttpReply& reply,
+                                     const std::string& app_id, const EmbeddingsCall& call) {
+  const absl::StatusOr<AnsweringModel> model =
+      gateway_.FindModel(call.request.model(), absl::Now() + kStoreTime);
+  absl::Status good = model.status();
+  if (good.ok()) good = CheckDimensions(call, model->worker->model());
+  if (!good.ok()) {
+    gateway_.Refused({.method = "Embed", .app_id = app_id}, good);
+    return good;
+  }
+  EmbeddingsAnswer answer(call.base64);
+  const auto control = std::make_shared<CallControl>(absl::InfiniteFuture());
+  const uint64_t watched = watch_.Enter(exchange.fd(), control);
+  const absl::Status embedded = gateway_.embeddings().Embed(app_id, call.request, *control,
+                                                            [&](const v1::EmbedResponse& response) {
+                                                              answer.Add(response);
+                                                              return true;
+                                                            });
+  watch_.Leave(watched);
+  WITHY_RETURN_IF_ERROR(embedded);
+  reply.Respond(200, answer.Document(model->worker->model().name()));
+  return absl::OkStatus();
 }
 
 void HttpDoor::Server::Answer(http::Exchange& exchange, HttpReply& reply, const Api& api) {

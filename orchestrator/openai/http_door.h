@@ -1,5 +1,6 @@
-// HTTP APIs beside gRPC, off the same core: OpenAI's /v1/models, /v1/chat/completions and
-// /v1/completions, Anthropic's /v1/messages, and /health. An app's token is the API key.
+// HTTP APIs beside gRPC, off the same core: OpenAI's /v1/models, /v1/chat/completions,
+// /v1/completions and /v1/embeddings, Anthropic's /v1/messages, /metrics, and /health. An app's
+// token is the API key.
 // Neighbours: api.h has each API's translations, conversations.h finds KV of earlier turns,
 // peer_watch.h cancels calls whose client has left, http/server.h speaks HTTP.
 #pragma once

@@ -62,13 +62,18 @@ struct Client {
 };
 
 std::string Post(const std::string& path, const std::string& body,
-                 const std::string& headers = "Authorization: Bearer good\r\n") {
-  return absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: x\r\n", headers,
+                 const std::string& headers = "Authorization: Bearer good\r\n",
+                 const std::string& connection = "Connection: close\r\n") {
+  return absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: x\r\n", headers, connection,
                       "Content-Length: ", body.size(), "\r\n\r\n", body);
 }
 
-std::string Exchange(const Board& board, const std::string& request) {
+// On a connection of its own.
+std::string Exchange(const Board& board, std::string request) {
   const Client client(board);
+  if (!absl::StrContains(request, "Connection: ")) {
+    request.insert(request.find("\r\n") + 2, "Connection: close\r\n");
+  }
   client.Send(request);
   return client.Read();
 }
@@ -256,8 +261,93 @@ TEST_F(HttpDoorTest, WrongRequestsGetAnErrorThatNamesThem) {
       status(Post(kChatPath, R"({"model": "x", "messages": [{"role": "user", "content": "hi"}]})"),
              "\"x\""),
       "404");
-  EXPECT_EQ(status(Post("/v1/embeddings", "{}"), "/v1/embeddings"), "404");
+  EXPECT_EQ(status(Post("/v1/images", "{}"), "/v1/images is not served"), "404");
   EXPECT_EQ(status("GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n", "POST"), "405");
+}
+
+TEST_F(HttpDoorTest, TextsAndTokensGetVectors) {
+  const auto ask = [&](const std::string& body) {
+    return BodyOf(Exchange(board(), Post("/v1/embeddings", body)));
+  };
+  const json one = ask(R"({"input": "hello", "model": "fake"})");
+  EXPECT_EQ(one["object"], "list") << one;
+  EXPECT_EQ(one["model"], "fake");
+  ASSERT_EQ(one["data"].size(), 1u);
+  EXPECT_EQ(one["data"][0]["object"], "embedding");
+  EXPECT_EQ(one["data"][0]["embedding"], json({5.0, 0.25, -0.5, 0.0}));
+  EXPECT_EQ(one["usage"], json({{"prompt_tokens", 5}, {"total_tokens", 5}}));
+  const json several = ask(R"({"input": [[1, 2], [3]], "dimensions": 4})");
+  ASSERT_EQ(several["data"].size(), 2u) << several;
+  EXPECT_EQ(several["data"][1]["index"], 1);
+  EXPECT_EQ(several["data"][1]["embedding"][0], 1.0);
+  const json encoded = ask(R"({"input": "hello", "encoding_format": "base64"})");
+  EXPECT_EQ(encoded["data"][0]["embedding"], "AACgQAAAgD4AAAC/AAAAAA==") << encoded;
+}
+
+TEST_F(HttpDoorTest, WhatGetsNoVectorIsNamed) {
+  const auto refusal = [&](const std::string& body) {
+    return BodyOf(Exchange(board(), Post("/v1/embeddings", body)))["error"];
+  };
+  EXPECT_EQ(refusal("{}")["param"], "input");
+  EXPECT_EQ(refusal(R"({"input": "x", "model": "gpt"})")["code"], "model_not_found");
+  const json shorter = refusal(R"({"input": "x", "dimensions": 2})");
+  EXPECT_EQ(shorter["param"], "dimensions");
+  EXPECT_THAT(shorter["message"].get<std::string>(), HasSubstr("have 4 numbers"));
+  const json lengthy = refusal(json{{"input", std::string((1 << 20) + 1, 'x')}}.dump());
+  EXPECT_EQ(lengthy["code"], "context_length_exceeded") << lengthy;
+  EXPECT_EQ(lengthy["param"], "input[0]");
+  EXPECT_THAT(Exchange(board(), Post("/v1/embeddings", R"({"input": "x"})",
+                                     "Authorization: Bearer bad\r\n")),
+              StartsWith("HTTP/1.1 401"));
+}
+
+TEST(HttpDoorBoardTest, MetricsAreTheAgents) {
+  const auto get = [](const Board& board, const std::string& path, const std::string& token) {
+    return Exchange(board, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\n",
+                                        "Authorization: Bearer ", token, "\r\n\r\n"));
+  };
+  {
+    const Board alone(WithHttp());
+    const std::string away = get(alone, "/metrics", "good");
+    EXPECT_THAT(away, StartsWith("HTTP/1.1 503"));
+    EXPECT_THAT(away, HasSubstr("profiler_agent"));
+  }
+  Board board(WithHttp());
+  board.StartProfiler();
+  const std::string there = get(board, "/metrics", "good");
+  EXPECT_THAT(there, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(there, HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+  EXPECT_THAT(there, HasSubstr("\r\n\r\nwithy_whole 1\n"));
+  EXPECT_THAT(get(board, "/metrics/lean", "good"), HasSubstr("withy_lean 1"));
+  EXPECT_THAT(get(board, "/metrics", "bad"), StartsWith("HTTP/1.1 401"));
+}
+
+TEST_F(HttpDoorTest, AConnectionTakesOneRequestAfterTheOther) {
+  const Client client(board());
+  for (const std::string stream : {"false", "true", "false"}) {
+    client.Send(Post("/v1/completions",
+                     absl::StrCat(R"({"prompt": "hello", "stream": )", stream, "}"),
+                     "Authorization: Bearer good\r\n", /*connection=*/""));
+    const std::string response = client.Read(stream == "true" ? "\r\n0\r\n\r\n" : "\"usage\"");
+    EXPECT_THAT(response, StartsWith("HTTP/1.1 200")) << stream;
+    EXPECT_THAT(response, Not(HasSubstr("Connection: close"))) << stream;
+    EXPECT_THAT(response, HasSubstr("Keep-Alive: timeout=")) << stream;
+    if (stream == "false") {
+      const size_t head = response.find("\r\n\r\n");
+      const size_t at = response.find("Content-Length: ") + strlen("Content-Length: ");
+      size_t length = 0;
+      ASSERT_TRUE(absl::SimpleAtoi(response.substr(at, response.find("\r\n", at) - at), &length));
+      for (size_t have = response.size() - head - 4; have < length;) {
+        char rest[4096];
+        const ssize_t got = recv(client.fd.get(), rest, std::min(sizeof rest, length - have), 0);
+        ASSERT_GT(got, 0);
+        have += static_cast<size_t>(got);
+      }
+    }
+  }
+  // An error that has read the whole request keeps it open, too; who asks for it is closed.
+  client.Send(Post(kChatPath, "{", "Authorization: Bearer good\r\n", /*connection=*/""));
+  EXPECT_THAT(client.Read("\"code\""), StartsWith("HTTP/1.1 400"));
 }
 
 TEST_F(HttpDoorTest, LargeBodiesAreRefusedBeforeTheyAreRead) {
@@ -285,7 +375,8 @@ TEST_F(HttpDoorTest, ABodyThatIsNotWholeIsNoRequest) {
 TEST_F(HttpDoorTest, AClientThatWaitsIsJudgedByItsHeaders) {
   const auto head = [&](const std::string& further) {
     return absl::StrCat("POST ", kChatPath, " HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n",
-                        "Content-Length: ", strlen(kHello), "\r\n", further, "\r\n");
+                        "Connection: close\r\nContent-Length: ", strlen(kHello), "\r\n", further,
+                        "\r\n");
   };
   const Client client(board());
   client.Send(head("Authorization: Bearer good\r\n"));
@@ -510,6 +601,16 @@ TEST_F(HttpDoorTest, AnAddressThatIsTakenIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("orchestrator.http_listen"));
 }
 
+TEST(HttpDoorBoardTest, ClosingTheConnectionEndsItsVectors) {
+  Board board(WithHttp());
+  {
+    const Client client(board);
+    client.Send(Post("/v1/embeddings", R"({"input": ["first", "hold"]})"));
+    ASSERT_TRUE(board.worker.AwaitEmbeds(1));
+  }
+  EXPECT_TRUE(board.worker.AwaitCancelled(1));
+}
+
 TEST(HttpRefusalsTest, WhatIsRefusedBeforeItIsACallIsToldOnce) {
   Board board(WithHttp(/*queue_limit=*/1));
   board.StartProfiler();
@@ -524,6 +625,10 @@ TEST(HttpRefusalsTest, WhatIsRefusedBeforeItIsACallIsToldOnce) {
   expect("", "INVALID_REQUEST");
   Exchange(board, Post("/v1/messages/count_tokens", "{"));
   expect("CountTokens", "INVALID_REQUEST");
+  for (const char* body : {"{", R"({"input": "x", "dimensions": 2})"}) {
+    Exchange(board, Post("/v1/embeddings", body));
+    expect("Embed", "INVALID_REQUEST");
+  }
   Exchange(board, Post("/v1/completions", R"({"prompt": "", "echo": true})"));
   expect("", "INVALID_REQUEST");
   Exchange(board, Post(kChatPath,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/strings.h"
 #include "http/status.h"
@@ -30,14 +31,14 @@ std::string RequestId(const http::RequestHead& head) {
 }  // namespace
 
 std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
-                         std::string_view headers) {
+                         std::string_view headers, std::string_view type) {
   std::string response =
       absl::StrCat("HTTP/1.1 ", status, " ", ToAbsl(http::ReasonOf(status)), "\r\n");
   if (status != 204) {
-    absl::StrAppend(&response, "Content-Type: application/json\r\nContent-Length: ", body.size(),
+    absl::StrAppend(&response, "Content-Type: ", ToAbsl(type), "\r\nContent-Length: ", body.size(),
                     "\r\n");
   }
-  absl::StrAppend(&response, "Connection: close\r\n", ToAbsl(headers), "\r\n");
+  absl::StrAppend(&response, ToAbsl(headers), "\r\n");
   if (head.method != "HEAD") response += body;
   return response;
 }
@@ -47,9 +48,21 @@ HttpReply::HttpReply(http::Exchange& exchange, const WebOrigins& origins)
       shared_headers_(absl::StrCat(origins.ForAnswer(exchange.head()),
                                    "x-request-id: ", RequestId(exchange.head()), "\r\n")) {}
 
-void HttpReply::Respond(int status, std::string_view body, std::string_view headers) {
-  exchange_.Send(
-      HttpResponse(exchange_.head(), status, body, absl::StrCat(SharedHeaders(), ToAbsl(headers))));
+std::string HttpReply::ConnectionHeaders() {
+  keeps_open_ = exchange_.MayKeepOpen();
+  if (!keeps_open_) return std::string(kConnectionCloses);
+  return absl::StrCat("Keep-Alive: timeout=", exchange_.options().idle_ns / kNanosPerSecond,
+                      "\r\n");
+}
+
+void HttpReply::End(bool sent) {
+  if (sent && keeps_open_) exchange_.KeepOpen();
+}
+
+void HttpReply::Respond(int status, std::string_view body, std::string_view headers,
+                        std::string_view type) {
+  const std::string lines = absl::StrCat(ConnectionHeaders(), SharedHeaders(), ToAbsl(headers));
+  End(exchange_.Send(HttpResponse(exchange_.head(), status, body, lines, type)));
 }
 
 void HttpReply::RespondError(const absl::Status& status, std::string_view prompt_field) {
@@ -74,7 +87,7 @@ bool HttpReply::SendEvent(const ServerEvent& sent, std::string_view call_id) {
   if (!std::exchange(events_begun_, true)) {
     bytes = absl::StrCat(
         "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n",
-        chunked ? "Transfer-Encoding: chunked\r\n" : "", "Connection: close\r\n", SharedHeaders(),
+        chunked ? "Transfer-Encoding: chunked\r\n" : "", ConnectionHeaders(), SharedHeaders(),
         "x-withy-call-id: ", ToAbsl(call_id), "\r\n\r\n");
   }
   const std::string event =
@@ -89,7 +102,7 @@ bool HttpReply::SendEvent(const ServerEvent& sent, std::string_view call_id) {
 }
 
 void HttpReply::EndEvents() {
-  if (!exchange_.head().http_1_0) exchange_.Send("0\r\n\r\n");
+  if (!exchange_.head().http_1_0) End(exchange_.Send("0\r\n\r\n"));
 }
 
 }  // namespace withy::orchestrator

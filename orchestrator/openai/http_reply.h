@@ -15,9 +15,12 @@
 
 namespace withy::orchestrator {
 
-// One whole response. `headers`: lines, each with its CR LF.
+inline constexpr std::string_view kJsonType = "application/json";
+inline constexpr std::string_view kConnectionCloses = "Connection: close\r\n";
+
+// One whole response. `headers`: lines, each with its CR LF, among them that of Connection.
 std::string HttpResponse(const http::RequestHead& head, int status, std::string_view body,
-                         std::string_view headers);
+                         std::string_view headers, std::string_view type = kJsonType);
 
 // For one thread.
 class HttpReply {
@@ -30,7 +33,8 @@ class HttpReply {
   // Further headers, lines with their CR LF; asked for when a head is sent.
   void AddHeaders(std::function<std::string()> headers) { more_headers_ = std::move(headers); }
 
-  void Respond(int status, std::string_view body, std::string_view headers = "");
+  void Respond(int status, std::string_view body, std::string_view headers = "",
+               std::string_view type = kJsonType);
   // `prompt_field`: what the request calls its prompt, for errors about its length; "" for none.
   void RespondError(const absl::Status& status, std::string_view prompt_field = "");
   void RespondFailure(const http::Failure& failure);
@@ -46,11 +50,16 @@ class HttpReply {
     return more_headers_ ? shared_headers_ + more_headers_() : shared_headers_;
   }
 
+  // Whether the connection stays open behind the answer is decided with its head.
+  std::string ConnectionHeaders();
+  void End(bool sent);
+
   http::Exchange& exchange_;
   const ErrorForm* errors_ = &kOpenAiErrors;
   const std::string shared_headers_;
   std::function<std::string()> more_headers_;  // empty: none
   bool events_begun_ = false;
+  bool keeps_open_ = false;
 };
 
 }  // namespace withy::orchestrator

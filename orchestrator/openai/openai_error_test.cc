@@ -65,6 +65,7 @@ TEST(OpenAiErrorTest, FieldsHaveOpenAisNames) {
            {"slo.ttft_ms is -1", "header x-slo-ttft-ms is -1", "x-slo-ttft-ms"},
            {"request_id is too long", "header idempotency-key is too long", "idempotency-key"},
            {"header x-withy-priority is", "header x-withy-priority is", "x-withy-priority"},
+           {"inputs[1] has 9 tokens", "input[1] has 9 tokens", "input[1]"},
            {"prompts are read", "prompts are read", ""},
            {"the prompt is long", "the prompt is long", ""},
            {"temperature", "temperature", "temperature"},

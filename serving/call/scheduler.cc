@@ -82,6 +82,7 @@ Scheduler::Scheduler(engine::Model& model, const SessionEnv& env, LeaseSource& l
       lifecycle_(model, env, leases, options, RunnerOptions(model, env, cost, options),
                  {.registry = registry_, .inbox = inbox_, .clock = clock, .metrics = metrics_}),
       scorer_(clock),
+      embedder_(clock, recorder),
       engine_thread_([this] { RunEngineThread(); }) {}
 
 Scheduler::~Scheduler() {
@@ -98,16 +99,22 @@ void Scheduler::RunEngineThread() {
   bool computed = false;
   const auto wait = [&] {
     const absl::Duration rest = RestIfIdle(computed);
-    return computed ? absl::ZeroDuration()
-                    : std::min({lifecycle_.IdleWait(), scorer_.IdleWait(), rest});
+    return computed
+               ? absl::ZeroDuration()
+               : std::min({lifecycle_.IdleWait(), scorer_.IdleWait(), embedder_.IdleWait(), rest});
   };
   while (inbox_.Run(wait())) {
     const bool stepped = lifecycle_.RunRound();
     const bool idle = !stepped && !inbox_.ResetInterrupt();
-    computed = scorer_.Round(/*may_compute=*/idle, inbox_.interrupt()) || stepped;
+    const EngineUse use = stepped ? EngineUse::kSteps
+                          : idle  ? EngineUse::kIdle
+                                  : EngineUse::kInterrupted;
+    const bool embedded = embedder_.Round(use, inbox_.interrupt());
+    const bool scored = scorer_.Round(/*may_compute=*/idle && !embedded, inbox_.interrupt());
+    computed = stepped || embedded || scored;
   }
   lifecycle_.runner().AbandonStep();
-  scorer_.Close(Draining());
+  CloseTexts(Draining());
 }
 
 absl::Duration Scheduler::RestIfIdle(bool computed) {
@@ -160,6 +167,17 @@ void Scheduler::Score(std::unique_ptr<engine::TextScorer> scorer, std::shared_pt
   });
 }
 
+void Scheduler::Embed(std::unique_ptr<TextEmbedder> embedder, std::shared_ptr<EmbedSink> sink) {
+  inbox_.Post([this, embedder = std::move(embedder), sink = std::move(sink)]() mutable {
+    embedder_.Start(std::move(embedder), std::move(sink));
+  });
+}
+
+void Scheduler::CloseTexts(const absl::Status& status) {
+  scorer_.Close(status);
+  embedder_.Close(status);
+}
+
 void Scheduler::FailLeases(const absl::Status& status) {
   absl::Notification failed;
   inbox_.Post([&] {
@@ -172,7 +190,7 @@ void Scheduler::FailLeases(const absl::Status& status) {
 
 void Scheduler::Abandon(const absl::Status& status) {
   registry_.BeginDrain();
-  inbox_.Post([this, status] { scorer_.Close(status); });
+  inbox_.Post([this, status] { CloseTexts(status); });
   FailLeases(status);
 }
 
@@ -180,7 +198,7 @@ void Scheduler::Drain(absl::Duration grace) {
   registry_.BeginDrain();
   inbox_.Post([this] {
     lifecycle_.CancelRebuilds();
-    scorer_.Close(Draining());
+    CloseTexts(Draining());
   });
   if (!registry_.AwaitEmpty(grace)) {
     inbox_.Post([this] { lifecycle_.StopAll(Draining()); });

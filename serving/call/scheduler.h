@@ -24,6 +24,7 @@
 #include "serving/call/scheduler_options.h"
 #include "serving/call/task_inbox.h"
 #include "serving/call/worker_metrics.h"
+#include "serving/embedding/idle_embedder.h"
 #include "serving/session/lease.h"
 #include "serving/session/session.h"
 
@@ -76,6 +77,11 @@ class Scheduler {
   // draining.
   void Score(std::unique_ptr<engine::TextScorer> scorer, std::shared_ptr<ScoreSink> sink);
 
+  // Gives texts their vectors: at once when no call has anything to compute, else a little between
+  // steps. The sink hears its end: also RESOURCE_EXHAUSTED while too many wait, CANCELLED once it
+  // has left, UNAVAILABLE while draining.
+  void Embed(std::unique_ptr<TextEmbedder> embedder, std::shared_ptr<EmbedSink> sink);
+
   // Ends every call that has a lease with `status`, and returns when nothing of their blocks is
   // read or written any more.
   void FailLeases(const absl::Status& status);
@@ -95,6 +101,8 @@ class Scheduler {
 
  private:
   void RunEngineThread();
+  // Of the engine thread: of texts that are scored or get vectors.
+  void CloseTexts(const absl::Status& status);
   // Lets the model rest once nothing was computed for long enough; returns the time until then.
   absl::Duration RestIfIdle(bool computed);
 
@@ -108,6 +116,7 @@ class Scheduler {
   CallRegistry registry_;
   CallLifecycle lifecycle_;
   IdleScorer scorer_;
+  IdleEmbedder embedder_;
   std::thread engine_thread_;
 };
 

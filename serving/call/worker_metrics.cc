@@ -51,6 +51,12 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
       weight_memory_(recorder.gauge({.name = "withy_weight_memory_bytes",
                                      .help = "Memory of weights under a budget, with buffers.",
                                      .unit = telemetry::Unit::kBytes})),
+      experts_chosen_(recorder.counter(
+          {.name = "withy_experts_chosen_total",
+           .help = "Experts of layers that passes chose, where not all fit memory."})),
+      experts_in_memory_(
+          recorder.counter({.name = "withy_experts_in_memory_total",
+                            .help = "Chosen experts that were in memory, so that none was read."})),
       board_slowdown_(recorder.gauge(
           {.name = "withy_board_slowdown",
            .help = "Time of passes now over their time at the measured speed of the board.",
@@ -165,6 +171,8 @@ void WorkerMetrics::WeightsStreamed(const engine::WeightStreamStats& stats, int6
   weight_wait_ns_.Add(static_cast<uint64_t>(waited_ns));
   weight_failures_.Add(stats.failures - streamed_.failures);
   weight_memory_.Set(static_cast<int64_t>(stats.resident_bytes + stats.buffer_bytes));
+  experts_chosen_.Add(stats.experts.chosen - streamed_.experts.chosen);
+  experts_in_memory_.Add(stats.experts.in_memory - streamed_.experts.in_memory);
   if (waited_ns > 0) {
     RecordDuration(recorder_, weight_wait_span_, 0, started_ns, started_ns + waited_ns, bytes);
   }

@@ -89,6 +89,8 @@ class WorkerMetrics {
   telemetry::Counter& weight_wait_ns_;
   telemetry::Counter& weight_failures_;
   telemetry::Gauge& weight_memory_;
+  telemetry::Counter& experts_chosen_;
+  telemetry::Counter& experts_in_memory_;
   telemetry::Gauge& board_slowdown_;
   telemetry::Gauge& step_error_;
   telemetry::Counter& board_changes_;

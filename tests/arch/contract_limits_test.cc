@@ -42,6 +42,8 @@ TEST(ContractLimits, AreThoseOfTheServicesComments) {
   EXPECT_THAT(text, HasSubstr("Optional, at most " + Number(kMaxIdBytes) + " bytes. Creating"));
   EXPECT_THAT(text, HasSubstr("Optional, at most " + Number(kMaxIdBytes) + " bytes, remembered"));
   EXPECT_THAT(text, HasSubstr("raw text as in Prompt.text. At most " + Mib(kMaxScoreBytes)));
+  EXPECT_THAT(text, HasSubstr("1 to " + Number(kMaxEmbedInputs) + ", of at most " +
+                              Mib(kMaxPromptBytes) + " each."));
   EXPECT_THAT(text, HasSubstr("Alternatives of each reported token. Range 0.." +
                               Number(kMaxTopLogprobs) + "."));
   EXPECT_THAT(text, HasSubstr("0 = " + Number(kDefaultPageSize) + ". Range up to " +

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -190,6 +192,54 @@ TEST_F(HttpDoorTest, APromptsLogprobsAreThoseOfItsTokens) {
       offset += told["tokens"][i].get<std::string>().size();
     }
   }
+}
+
+TEST_F(HttpDoorTest, TextsGetVectorsThatTellWhatIsAlike) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const auto embed = [&](const json& input) {
+    return json::parse(Curl("/v1/embeddings", {{"model", "target"}, {"input", input}}), nullptr,
+                       false);
+  };
+  const json answer =
+      embed({"The boat is on the lake.", "A boat was on a lake.", "Add 7 and 12, then divide."});
+  ASSERT_TRUE(answer.contains("data")) << answer;
+  ASSERT_EQ(answer["data"].size(), 3u);
+  std::vector<std::vector<double>> vectors;
+  for (const json& one : answer["data"]) vectors.push_back(one["embedding"]);
+  const auto cosine = [&](size_t a, size_t b) {
+    return std::inner_product(vectors[a].begin(), vectors[a].end(), vectors[b].begin(), 0.0);
+  };
+  EXPECT_NEAR(cosine(0, 0), 1, 1e-5);
+  EXPECT_GT(cosine(0, 1), cosine(0, 2));
+  EXPECT_GT(answer["usage"]["prompt_tokens"], 10);
+  EXPECT_EQ(embed("The boat is on the lake.")["data"][0]["embedding"],
+            answer["data"][0]["embedding"])
+      << "whatever stands beside it";
+  std::string lengthy;
+  while (lengthy.size() < 60'000) lengthy += "word ";
+  const json error = embed({"short", lengthy})["error"];
+  EXPECT_EQ(error["code"], "context_length_exceeded") << error;
+  EXPECT_EQ(error["param"], "input[1]");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("tokens, the window of"));
+}
+
+TEST_F(HttpDoorTest, TheBoardsMetricsAreServed) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  EXPECT_TRUE(Chat({{{"role", "user"}, {"content", "hello"}}}).contains("choices"));
+  EXPECT_THAT(Curl("/metrics"), HasSubstr("withy_up{process=\"model_worker\"} 1"));
+  board_.Kill("profiler_agent");
+  const json away = json::parse(Curl("/metrics"), nullptr, false);
+  EXPECT_THAT(away["error"]["message"].get<std::string>(), HasSubstr("profiler_agent"));
+}
+
+// Two requests of one curl share its connection.
+TEST_F(HttpDoorTest, AConnectionIsUsedAgain) {
+  if (!Installed("curl")) GTEST_SKIP() << "curl is missing (apt-get install curl)";
+  const std::string models = absl::StrCat(" http://", url_, "/v1/models");
+  const std::string connects =
+      Curl("/v1/models", nullptr,
+           absl::StrCat("-o /dev/null -o /dev/null -w '%{num_connects} '", models));
+  EXPECT_EQ(connects, "1 0 ");
 }
 
 // Prompts that are tokens are all read before the first is answered.

@@ -403,6 +403,24 @@ TEST_F(WithyctlOnBoard, ATextIsScoredByTheServiceAsFromTheFile) {
   EXPECT_NE(level.err.find("has the levels 20, 60, 100"), std::string::npos) << level.err;
 }
 
+TEST_F(WithyctlOnBoard, TextsGetVectorsInLinesOfJson) {
+  StartBoard();
+  const Ran ran = Run("embed 'some words' more 'some words'");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  std::vector<std::string> lines;
+  std::istringstream out(ran.out);
+  for (std::string line; std::getline(out, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 3u) << ran.out;
+  EXPECT_EQ(lines[0].rfind("{\"index\":0,\"tokens\":", 0), 0u) << lines[0];
+  EXPECT_EQ(lines[0].substr(lines[0].find("\"tokens\"")),
+            lines[2].substr(lines[2].find("\"tokens\"")));
+  EXPECT_NE(lines[0].substr(12), lines[1].substr(12));
+  EXPECT_EQ(Run("embed").code, 2);
+  const Ran draft = Run("embed --model draft x");
+  EXPECT_EQ(draft.code, 1);
+  EXPECT_NE(draft.err.find("gives no vectors"), std::string::npos) << draft.err;
+}
+
 TEST(WithyctlTest, WhatCannotBeScoredIsNamed) {
   char pattern[] = "/tmp/withy-score-XXXXXX";
   const std::string dir = mkdtemp(pattern);

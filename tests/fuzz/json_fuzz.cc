@@ -15,6 +15,7 @@
 #include "engine/jinja/json.h"
 #include "engine/jinja/value.h"
 #include "orchestrator/call/validate.h"
+#include "orchestrator/openai/embeddings/embeddings_request.h"
 #include "orchestrator/openai/openai_request.h"
 #include "tests/fuzz/small_stack.h"
 
@@ -41,6 +42,10 @@ void CheckBody(std::string_view body) {
         call.ok() ? orchestrator::ValidateGenerate(call->request) : call.status();
     if (!status.ok()) RequireText(status);
   }
+  const auto vectors = orchestrator::ParseEmbeddingsCall(body);
+  const absl::Status status =
+      vectors.ok() ? orchestrator::ValidateEmbed(vectors->request) : vectors.status();
+  if (!status.ok()) RequireText(status);
 }
 
 void CheckValue(std::string_view text) {

@@ -19,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "base/test_seed.h"
+#include "engine/gguf/quants.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
 #include "engine/tokenizer/tokenizer.h"

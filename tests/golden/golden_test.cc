@@ -1,6 +1,7 @@
-// Compares the engine with hidden states and logits that transformers computed for small random
+// Compares the engine with hidden states and logits that a reference computed for small random
 // models of every architecture, on every kernel target of this CPU, and those that GPUs compute in
-// every weight type, too. make_goldens.py makes the files.
+// every weight type, too. The reference is transformers (make_goldens.py); of mixtures of experts
+// it is their equations in double precision (make_expert_goldens.py).
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "engine/model/testing.h"
 #include "engine/sampling/likeness.h"
 #include "gtest/gtest.h"
+#include "serving/embedding/text_embedder.h"
 #include "tests/golden/testing.h"
 
 namespace withy::engine {
@@ -31,8 +34,9 @@ namespace fs = std::filesystem;
 
 constexpr char kData[] = "tests/golden/data/";
 // Models that only the CPU computes.
-constexpr std::array<const char*, 8> kOfCpu = {"smollm3", "granite", "olmo2",  "mistral",
-                                               "phi3",    "gemma2",  "gemma3", "gpt2"};
+constexpr std::array<const char*, 11> kOfCpu = {"smollm3", "granite",    "olmo2",  "mistral",
+                                                "phi3",    "gemma2",     "gemma3", "qwen3moe",
+                                                "olmoe",   "granitemoe", "gpt2"};
 
 // One comparison: a model's weights in `type` against the outputs named `golden`.
 struct Case {
@@ -102,6 +106,14 @@ class GoldenTest : public testing::TestWithParam<Case> {
     return path;
   }
 
+  // The file of the case.
+  std::string ModelPath(const Case& c) {
+    if (c.type == GgmlType::kQ4_1) return kData + c.model + ".q4_1.gguf";
+    auto base = GgufFile::Open(kData + c.model + ".gguf");
+    EXPECT_TRUE(base.ok()) << base.status();
+    return base.ok() ? Convert(*base, c.type) : "";
+  }
+
   fs::path folder_;
 };
 
@@ -109,12 +121,7 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
   const Case& c = GetParam();
   auto golden = GgufFile::Open(kData + c.model + ".golden.gguf");
   ASSERT_TRUE(golden.ok()) << golden.status();
-  std::string path = kData + c.model + ".q4_1.gguf";
-  if (c.type != GgmlType::kQ4_1) {
-    auto base = GgufFile::Open(kData + c.model + ".gguf");
-    ASSERT_TRUE(base.ok()) << base.status();
-    path = Convert(*base, c.type);
-  }
+  const std::string path = ModelPath(c);
   const std::vector<int32_t> tokens = Tokens(*golden);
   const bool of_cpu = std::find(kOfCpu.begin(), kOfCpu.end(), c.model) != kOfCpu.end();
   for (const std::string& target : TestTargets()) {
@@ -146,6 +153,59 @@ TEST_P(GoldenTest, HiddenStatesAndLogitsMatchTheReference) {
     }
     EXPECT_EQ(hidden.size(), static_cast<size_t>(info.layers));
     compare("logits", logits, static_cast<size_t>(info.vocab_size));
+  }
+}
+
+// The vector that the reference's last hidden states give behind the final norm, which is exact; a
+// norm with a bias is LayerNorm.
+std::vector<float> ReferenceVector(const GgufFile& model, std::span<const float> hidden) {
+  const std::vector<float> norm = Floats(model, "output_norm.weight");
+  const bool layer_norm = model.FindTensor("output_norm.bias") != nullptr;
+  const size_t width = norm.size();
+  const std::vector<float> bias =
+      layer_norm ? Floats(model, "output_norm.bias") : std::vector<float>(width);
+  std::vector<float> sum(width);
+  for (size_t row = 0; row + width <= hidden.size(); row += width) {
+    const std::span<const float> state = hidden.subspan(row, width);
+    const double total = std::accumulate(state.begin(), state.end(), 0.0);
+    const double mean = layer_norm ? total / static_cast<double>(width) : 0;
+    double squares = 0;
+    for (const float x : state) squares += (x - mean) * (x - mean);
+    const double rms = std::sqrt(squares / static_cast<double>(width) + 1e-5);  // make_goldens.py's
+    for (size_t i = 0; i < width; ++i)
+      sum[i] += static_cast<float>((state[i] - mean) / rms) * norm[i] + bias[i];
+  }
+  return sum;
+}
+
+TEST_P(GoldenTest, VectorsOfTextsMatchTheReference) {
+  const Case& c = GetParam();
+  auto golden = GgufFile::Open(kData + c.model + ".golden.gguf");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  const std::string path = ModelPath(c);
+  auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::vector<int32_t> tokens = Tokens(*golden);
+  const bool of_cpu = std::find(kOfCpu.begin(), kOfCpu.end(), c.model) != kOfCpu.end();
+  for (const std::string& target : TestTargets()) {
+    if (of_cpu && target == "cuda-on-cpu") continue;
+    ModelOptions options;
+    options.threads = 2;
+    UseTarget(target, &options);
+    options.cache_dir = folder_;
+    auto model = Model::Open(path, options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto embedder = serving::TextEmbedder::Create(**model, {tokens, {tokens.front()}}, 1 << 20);
+    ASSERT_TRUE(embedder.ok()) << embedder.status();
+    while (!(*embedder)->finished()) ASSERT_TRUE((*embedder)->Run(nullptr).ok());
+    const std::vector<serving::TextVector> vectors = (*embedder)->TakeVectors();
+    ASSERT_EQ(vectors.size(), 2u);
+    const std::string last = c.golden + ".hidden." + std::to_string((*model)->info().layers - 1);
+    const std::vector<float> hidden = Floats(*golden, last);
+    EXPECT_GT(Cosine(vectors[0].values, ReferenceVector(*file, hidden)), c.min_cosine) << target;
+    const auto first = std::span(hidden).first(vectors[1].values.size());
+    EXPECT_GT(Cosine(vectors[1].values, ReferenceVector(*file, first)), 1 - 10 * (1 - c.min_cosine))
+        << target;
   }
 }
 
@@ -251,6 +311,8 @@ std::vector<Case> AllCases() {
     cases.push_back({model, GgmlType::kF32, "f", 0.9999});
     cases.push_back({model, GgmlType::kF16, "f", 0.9999});
   }
+  cases.push_back({"qwen3moe", GgmlType::kQ8_0, "q8_0", 0.999});
+  cases.push_back({"qwen3moe", GgmlType::kQ4_0, "q4_0", 0.999});
   cases.push_back({"llama_gqa", GgmlType::kQ4_1, "q4_1", 0.999});
   return cases;
 }

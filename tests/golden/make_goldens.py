@@ -12,81 +12,16 @@ those of llama.cpp's converters, except that every file has a vocab_size. Only a
 
 import math
 import os
-import struct
 import sys
 
 import numpy as np
 import torch
 import transformers
 
-F32, F16, Q4_1, I32 = 0, 1, 3, 26
+from gguf_files import F16, F32, I32, Q4_1, half, q4_0, q8_0, write_gguf
+
 TOKENS = 40
 VOCAB = 96
-
-
-# GGUF writing, as far as these files need it.
-
-def _string(text):
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value):
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, list):  # of booleans
-        return struct.pack("<IIQ", 9, 7, len(value)) + bytes(value)
-    return struct.pack("<I", 8) + _string(value)
-
-
-def write_gguf(path, metadata, tensors):
-    """tensors: name -> (type, shape outermost first, bytes)."""
-    out = bytearray(struct.pack("<IIQQ", 0x46554747, 3, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        out += _string(key) + _value(value)
-    offset = 0
-    for name, (kind, shape, data) in tensors.items():
-        dims = list(reversed(shape))
-        out += _string(name) + struct.pack("<I", len(dims))
-        out += struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
-        offset += -(-len(data) // 32) * 32
-    out += b"\0" * (-len(out) % 32)
-    for kind, shape, data in tensors.values():
-        out += data + b"\0" * (-len(data) % 32)
-    with open(path, "wb") as f:
-        f.write(out)
-
-
-# Block types, by their definition.
-
-def half(x):
-    return x.astype(np.float16)
-
-
-def round_away(x):
-    return np.sign(x) * np.floor(np.abs(x) + 0.5)
-
-
-def q8_0(w):
-    """Values of w after Q8_0: scale max|x|/127 per block of 32."""
-    b = w.reshape(-1, 32)
-    d = np.abs(b).max(axis=1, keepdims=True) / np.float32(127)
-    inv = np.where(d > 0, np.float32(1) / np.where(d > 0, d, 1), 0)
-    return (round_away(b * inv) * half(d).astype(np.float32)).reshape(w.shape).astype(np.float32)
-
-
-def q4_0(w):
-    """Values of w after Q4_0: scale (signed extreme)/-8."""
-    b = w.reshape(-1, 32)
-    extreme = np.take_along_axis(b, np.abs(b).argmax(axis=1)[:, None], axis=1)
-    d = extreme / np.float32(-8)
-    inv = np.where(d != 0, np.float32(1) / np.where(d != 0, d, 1), 0)
-    q = np.minimum(15, np.trunc(b * inv + np.float32(8.5)))
-    return ((q - 8) * half(d).astype(np.float32)).reshape(w.shape).astype(np.float32)
 
 
 def q4_1(w):
@@ -176,7 +111,7 @@ def build(name, seed):
             if p.dim() == 1:
                 value = noise * 0.3 + (0.0 if key.endswith("bias") or name.startswith("gemma") else 1.0)
             else:
-                width = p.shape[0] if is_transposed(key) else p.shape[1]
+                width = p.shape[0] if is_transposed(key) else p.shape[-1]
                 value = noise * (1.0 if "embed" in key or "wte" in key else 0.5 if "wpe" in key else 1.0 / math.sqrt(width))
             p.copy_(value.bfloat16().float())  # exact in BF16, F16 (no value is that small) and F32
             p.copy_(p.half().float())

@@ -29,11 +29,27 @@ void Scale(float* x, int32_t n, float factor) {
   for (int32_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
+const KvMemory& MemoryOf(const Batch& batch, const PlannedRow& planned) {
+  return batch.contexts[static_cast<size_t>(planned.row->context)].memory;
+}
+
+// The weight of the operation's role as a vector; nullptr: it reads none.
+const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role) {
+  const WeightName* name = op.Find(role);
+  return name == nullptr ? nullptr : weights.Vector(*name);
+}
+
+// The norm that is the operation's first weight; a bias of it is the last.
+NormArgs NormOf(const BoundWeights& weights, const ModelShape& shape, const Op& op) {
+  NormArgs norm{.weight = weights.Vector(op.weights[0]), .epsilon = shape.rms_epsilon};
+  if (shape.layer_norms) norm.bias = weights.Vector(op.weights[op.weight_count - 1]);
+  return norm;
+}
+
 }  // namespace
 
 Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
-                   const Kernels& kernels, int threads, const LayerTap& tap,
-                   const WeightStream* stream)
+                   const Kernels& kernels, int threads, const LayerTap& tap, WeightStream* stream)
     : facts_(facts),
       weights_(weights),
       key_bias_(key_bias),
@@ -44,7 +60,8 @@ Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const K
       geometry_{.layers = facts.shape.layers,
                 .kv_heads = facts.shape.kv_heads,
                 .head_dim = facts.shape.head_dim},
-      lora_(facts, weights, kernels, work_) {
+      lora_(facts, weights, kernels, work_),
+      experts_(facts, weights, kernels, work_, stream == nullptr ? nullptr : stream->experts()) {
   const std::vector<float>& all = facts.shape.rope_frequencies;
   const auto pairs = static_cast<ptrdiff_t>(facts.shape.rope_dims / 2);
   for (auto from = all.begin(); from != all.end(); from += pairs) {
@@ -72,6 +89,7 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
                       static_cast<size_t>(density_chunks_),
                   0.0f);
   lora_.Start(program, plan);
+  experts_.Start(plan);
   // Steps point into this vector, so it must not reallocate while the program is lowered.
   const auto attends = std::count_if(program.ops.begin(), program.ops.end(),
                                      [](const Op& op) { return op.kind == OpKind::kAttend; });
@@ -104,6 +122,12 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return GateUp(op, steps);
     case OpKind::kDown:
       return Down(op, steps);
+    case OpKind::kRoute:
+      return experts_.Route(op, steps);
+    case OpKind::kExpertGateUp:
+      return experts_.GateUp(op, steps);
+    case OpKind::kExpertDown:
+      return experts_.Down(op, steps);
     case OpKind::kAddBranch:
       return AddBranch(op, steps);
     case OpKind::kTap:
@@ -114,6 +138,8 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return Head(op, steps);
     case OpKind::kFinishLogits:
       return FinishLogits(op, steps);
+    case OpKind::kHidden:
+      return Hidden(op, steps);
   }
 }
 
@@ -151,7 +177,7 @@ void Lowering::Norm(const Op& op, StepList& steps) {
     AddPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, &work_.input);
     return;
   }
-  const NormArgs norm = NormOf(op);
+  const NormArgs norm = NormOf(weights_, facts_.shape, op);
   if (!program_->low_rank) {
     AddNormAndPrepareRows(steps, kernels_, work_.x.data(), work_.x.stride(), op.rows, norm,
                           &work_.input);
@@ -164,17 +190,6 @@ void Lowering::Norm(const Op& op, StepList& steps) {
     }
     lora_.ComputeInputs(op, begin, end);
   });
-}
-
-const float* Lowering::VectorOf(const Op& op, WeightRole role) const {
-  const WeightName* name = op.Find(role);
-  return name == nullptr ? nullptr : weights_.Vector(*name);
-}
-
-NormArgs Lowering::NormOf(const Op& op) const {
-  NormArgs norm{.weight = weights_.Vector(op.weights[0]), .epsilon = facts_.shape.rms_epsilon};
-  if (facts_.shape.layer_norms) norm.bias = weights_.Vector(op.weights[op.weight_count - 1]);
-  return norm;
 }
 
 void Lowering::Qkv(const Op& op, StepList& steps) {
@@ -239,10 +254,6 @@ KvBlockName Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t 
   return context.blocks[chunk * layers + static_cast<size_t>(layer)];
 }
 
-const KvMemory& Lowering::MemoryOf(const PlannedRow& planned) const {
-  return batch_.contexts[static_cast<size_t>(planned.row->context)].memory;
-}
-
 void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
   const ModelShape& s = facts_.shape;
   float* k = work_.k.row(i);
@@ -263,7 +274,7 @@ void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
   const PlannedRow& planned = plan_->row(i);
   const int32_t slot = planned.row->slot;
   const KvBlockName block = BlockOf(op.layer, planned, slot);
-  kernels_.write_kv(geometry_, k, v, block.format, MemoryOf(planned).At(block),
+  kernels_.write_kv(geometry_, k, v, block.format, MemoryOf(batch_, planned).At(block),
                     slot % kChunkTokens);
 }
 
@@ -293,7 +304,7 @@ void Lowering::CopyTail(const Op& op, int32_t i) {
   const int32_t begin = planned.tail_group * kChunkTokens;
   for (int32_t p = begin; p <= planned.row->position; ++p) {
     const int32_t slot = planned.SlotAt(p);
-    const std::byte* block = MemoryOf(planned).At(BlockOf(op.layer, planned, slot));
+    const std::byte* block = MemoryOf(batch_, planned).At(BlockOf(op.layer, planned, slot));
     CopyToken(geometry_, block, slot % kChunkTokens, tail[(p - begin) / kChunkTokens],
               p % kChunkTokens);
   }
@@ -417,13 +428,13 @@ void Lowering::AttentionOut(const Op& op, StepList& steps) {
   SetResidual(op, work_.branch, &product);
   product.n_in_extent = extent;
   AddMatMuls(steps, kernels_, {&product, 1}, lora_.InputProducts(op),
-             VectorOf(op, WeightRole::kAttnOutputBias));
+             VectorOf(weights_, op, WeightRole::kAttnOutputBias));
 }
 
 void Lowering::GateUp(const Op& op, StepList& steps) {
   if (!op.Reads(WeightRole::kGate)) {
     const MatMulArgs up = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.up);
-    AddUp(steps, kernels_, up, VectorOf(op, WeightRole::kUpBias), &work_.neurons);
+    AddUp(steps, kernels_, up, VectorOf(weights_, op, WeightRole::kUpBias), &work_.neurons);
     return;
   }
   MatMulArgs gate = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
@@ -438,7 +449,7 @@ void Lowering::Down(const Op& op, StepList& steps) {
   SetResidual(op, work_.branch, &down);
   if (op.extents != nullptr) down.n_in_extent = op.extents->neurons.data();
   AddMatMuls(steps, kernels_, {&down, 1}, lora_.InputProducts(op),
-             VectorOf(op, WeightRole::kDownBias));
+             VectorOf(weights_, op, WeightRole::kDownBias));
 }
 
 void Lowering::AddBranch(const Op& op, StepList& steps) {
@@ -481,13 +492,28 @@ void Lowering::TakeLogitRows(const Op& op, StepList& steps) {
 }
 
 void Lowering::Head(const Op& op, StepList& steps) {
-  AddNormAndPrepareRows(steps, kernels_, work_.out.data(), work_.out.stride(), op.rows, NormOf(op),
-                        &work_.head_input);
+  AddNormAndPrepareRows(steps, kernels_, work_.out.data(), work_.out.stride(), op.rows,
+                        NormOf(weights_, facts_.shape, op), &work_.head_input);
   MatMulArgs product =
       ProductOf(weights_.Matrix(op.weights[1]), work_.head_input, op.rows, work_.out);
   product.y = logits_ + int64_t{plan_->first_logits_row()} * facts_.shape.vocab_size;
   product.y_stride = facts_.shape.vocab_size;
   AddMatMuls(steps, kernels_, {&product, 1});
+}
+
+void Lowering::Hidden(const Op& op, StepList& steps) {
+  steps.Add(op.rows, kPieceRows,
+            [this, &op, norm = NormOf(weights_, facts_.shape, op)](int begin, int end) {
+              const ModelShape& s = facts_.shape;
+              lora_.AddToStream(op, begin, end, work_.x.row(begin), work_.x.stride());
+              for (int i = begin; i < end; ++i) {
+                const PlannedRow& planned = plan_->row(plan_->wanted()[static_cast<size_t>(i)]);
+                float* row = work_.out.row(i);
+                NormRow(kernels_, work_.x.row(i), norm, s.d_model, row);
+                std::memcpy(logits_ + int64_t{planned.logits_row} * s.d_model, row,
+                            sizeof(float) * static_cast<size_t>(s.d_model));
+              }
+            });
 }
 
 void Lowering::FinishLogits(const Op& op, StepList& steps) {

@@ -12,6 +12,7 @@
 #include "engine/cpu/bound_weights.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/key_bias.h"
+#include "engine/cpu/lowering/experts.h"
 #include "engine/cpu/lowering/lora.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/thread_pool.h"
@@ -29,10 +30,10 @@ using LayerTap = std::function<void(int32_t layer, std::span<const float> hidden
 // stay valid and in place until the steps have run. Not thread-safe.
 class Lowering {
  public:
-  static constexpr int kMaxStepsPerOp = 2;
+  static constexpr int kMaxStepsPerOp = ExpertLowering::kMaxStepsPerOp;
 
   Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
-           const Kernels& kernels, int threads, const LayerTap& tap, const WeightStream* stream);
+           const Kernels& kernels, int threads, const LayerTap& tap, WeightStream* stream);
   Lowering(const Lowering&) = delete;
   Lowering& operator=(const Lowering&) = delete;
 
@@ -41,6 +42,11 @@ class Lowering {
 
   // Appends the steps of one operation of the program, at most kMaxStepsPerOp.
   void Lower(const Op& op, StepList& steps);
+
+  // Before the steps run, each time that they go on.
+  void Resume() { experts_.Resume(); }
+  // Not OK once a step could not read its weights: what the program has computed since is void.
+  absl::Status status() const { return experts_.status(); }
 
  private:
   // Each appends the steps of one kind of operation.
@@ -64,20 +70,16 @@ class Lowering {
   void TakeLogitRows(const Op& op, StepList& steps);
   void Head(const Op& op, StepList& steps);
   void FinishLogits(const Op& op, StepList& steps);
+  void Hidden(const Op& op, StepList& steps);
 
   // Called by steps, for row i.
   void StoreKeyAndValue(const Op& op, int32_t i);
   void FinishQuery(const Op& op, int32_t i);
   void CopyTail(const Op& op, int32_t i);
-  // The weight of the operation's role as a vector; nullptr: it reads none.
-  const float* VectorOf(const Op& op, WeightRole role) const;
-  // The norm that is the operation's first weight; a bias of it is the last.
-  NormArgs NormOf(const Op& op) const;
   // Norms `count` heads, one by one or together.
   void NormHeads(const Op& op, WeightRole role, float* heads, int32_t count) const;
   void TurnHeads(const Op& op, int32_t i, float* heads, int32_t count);
   KvBlockName BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const;
-  const KvMemory& MemoryOf(const PlannedRow& planned) const;
 
   const ModelFacts& facts_;
   const BoundWeights& weights_;
@@ -96,7 +98,8 @@ class Lowering {
   float* logits_ = nullptr;
 
   Workspace work_;
-  LoraLowering lora_;  // uses work_
+  LoraLowering lora_;       // uses work_
+  ExpertLowering experts_;  // likewise
   // Attention that rows give to chunks, [row, kv_head, chunk], in all layers but the last; 0
   // chunks: nobody asks.
   std::vector<float> density_;

@@ -8,17 +8,24 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::array<Architecture, 10> kArchitectures = {{
+constexpr std::array<Architecture, 13> kArchitectures = {{
     {.name = "llama",
      .rope_pairing = RopePairing::kAdjacent,
      .window_rule = WindowRule::kEveryLayer},  // Mistral
     {.name = "qwen2", .needs_qkv_bias = true},
     {.name = "qwen3", .qk_norm = QkNorm::kHeads},
+    {.name = "qwen3moe", .qk_norm = QkNorm::kHeads, .experts = true, .experts_share_width = true},
     {.name = "smollm3", .rope_pairing = RopePairing::kAdjacent, .rope_period = 4},
     {.name = "granite",
      .rope_pairing = RopePairing::kAdjacent,
      .rope_switch = true,
      .multipliers = true},
+    {.name = "granitemoe",
+     .rope_pairing = RopePairing::kAdjacent,
+     .rope_switch = true,
+     .experts = true,
+     .multipliers = true},
+    {.name = "olmoe", .qk_norm = QkNorm::kWhole, .experts = true, .normed_expert_weights = false},
     {.name = "olmo2",
      .qk_norm = QkNorm::kWhole,
      .pre_norms = false,

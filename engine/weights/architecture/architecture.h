@@ -54,12 +54,18 @@ struct Architecture {
   bool pre_norms = true;        // attn_norm and ffn_norm, of what attention and MLP read
   bool post_norms = false;      // post_attention_norm and post_ffw_norm, of what they add
   Activation activation = Activation::kSilu;
-  bool fused_gate_up = false;      // ffn_up has the rows of gate, then those of up
-  bool scales_embeddings = false;  // by sqrt(d_model)
-  bool multipliers = false;        // embedding_scale, residual_scale, attention.scale, logit_scale
-  float attention_cap = 0.0f;      // default of attn_logit_softcapping; 0: there is no such key
-  bool caps_logits = false;        // final_logit_softcapping
-  float logit_cap = 0.0f;          // its default; 0: none
+  bool fused_gate_up = false;  // ffn_up has the rows of gate, then those of up
+  // The MLP is a mixture of experts; without post_norms.
+  bool experts = false;
+  // Where expert_feed_forward_length is missing, feed_forward_length is that of all experts that a
+  // row chooses, else of each.
+  bool experts_share_width = false;
+  bool normed_expert_weights = true;  // where expert_weights_norm is missing
+  bool scales_embeddings = false;     // by sqrt(d_model)
+  bool multipliers = false;    // embedding_scale, residual_scale, attention.scale, logit_scale
+  float attention_cap = 0.0f;  // default of attn_logit_softcapping; 0: there is no such key
+  bool caps_logits = false;    // final_logit_softcapping
+  float logit_cap = 0.0f;      // its default; 0: none
   // A model of so many layers scales q.k by 1/sqrt(d_model / heads), not by 1/sqrt(head_dim).
   int32_t layers_scaled_by_width = 0;
   WindowRule window_rule = WindowRule::kShortensContext;

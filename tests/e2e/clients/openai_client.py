@@ -4,6 +4,7 @@ Usage: openai_client.py BASE_URL API_KEY. Prints "ok" when everything is as Open
 """
 import sys
 import threading
+from array import array
 
 import openai
 
@@ -80,6 +81,20 @@ def models(client):
     assert client.models.retrieve(names[0]).id == names[0]
 
 
+def embeddings(client):
+    """The package asks for base64 unless it is told otherwise."""
+    texts = ["a boat on a lake", "a boat on the lake"]
+    encoded = client.embeddings.create(model="target", input=texts)
+    plain = client.embeddings.create(model="target", input=texts, encoding_format="float")
+    assert len(encoded.data) == 2 and encoded.usage.total_tokens > 4, encoded
+    for one, other in zip(encoded.data, plain.data):
+        # Decimal digits give the same number of 32 bits, which Python reads as one of 64.
+        assert one.index == other.index and array("f", one.embedding) == array("f", other.embedding)
+        assert abs(sum(value * value for value in one.embedding) - 1) < 1e-4
+    tokens = client.embeddings.create(model="target", input=[[5, 6], [7]])
+    assert tokens.usage.prompt_tokens == 3, tokens
+
+
 def errors(client, base_url):
     def refused(kind, call):
         try:
@@ -132,6 +147,7 @@ def main():
     choices(client)
     responses(client, whole)
     models(client)
+    embeddings(client)
     errors(client, base_url)
     leave(client)
     many(client)
