@@ -1,7 +1,6 @@
 // A mixture of experts that does not fit memory gives the bits of one that does: for prompts,
 // single tokens and interleaved passes; what is used stays; and a disk that fails, lies or hangs
 // costs a call and not the model.
-#include "absl/time/clock.h"
 #include "engine/weights/experts/expert_stream.h"
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "engine/model/plan_weights.h"
 #include "engine/model/testing.h"
 #include "engine/weights/experts/breakable_disk.h"
