@@ -3,12 +3,7 @@
 // in a process under the same memory limit. Prints a table on stderr and one JSON line last on
 // stdout. Needs root for memory cgroups. Neighbours: speculation_wall.cc measures dense models past
 // memory.
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -25,7 +20,6 @@
 #include "base/fnv1a.h"
 #include "base/program_flags.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 #include "bench/samples.h"
 #include "bench/service/memory_cgroup.h"
 #include "engine/cpu/thread_pool.h"
@@ -146,18 +140,10 @@ absl::Status Decode(const std::string& contestant, const std::string& packed) {
   return absl::OkStatus();
 }
 
-absl::Status DropCached(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoError(absl::StrCat("open ", path));
-  fdatasync(fd.get());
-  posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
-  return absl::OkStatus();
-}
-
 // Runs a contestant in a process of its own; `limit_bytes` 0: without a limit. Returns its JSON.
 absl::StatusOr<std::string> RunContestant(const std::string& contestant, const std::string& packed,
                                           uint64_t limit_bytes, uint64_t budget_bytes) {
-  WITHY_RETURN_IF_ERROR(DropCached(packed));
+  WITHY_RETURN_IF_ERROR(DropFromCache(packed));
   WITHY_ASSIGN_OR_RETURN(const MemoryCgroup cgroup, MemoryCgroup::Create("withy-moe"));
   if (limit_bytes > 0) WITHY_RETURN_IF_ERROR(cgroup.SetLimit(limit_bytes));
   const std::vector<std::string> command = {
@@ -169,33 +155,12 @@ absl::StatusOr<std::string> RunContestant(const std::string& contestant, const s
       absl::StrCat("--tokens=", absl::GetFlag(FLAGS_tokens)),
       absl::StrCat("--warm=", absl::GetFlag(FLAGS_warm)),
       absl::StrCat("--threads=", absl::GetFlag(FLAGS_threads))};
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  std::array<int, 2> fds{};
-  if (pipe2(fds.data(), O_CLOEXEC) != 0) return ErrnoError("make a pipe");
-  const int pid = fork();
-  if (pid < 0) return ErrnoError("start a contestant");
-  if (pid == 0) {
-    dup2(fds[1], STDOUT_FILENO);
-    if (!cgroup.Add(getpid()).ok()) _exit(126);
-    execv(arguments[0], arguments.data());
-    _exit(127);
+  const absl::StatusOr<std::string> output = cgroup.Run(command);
+  if (!output.ok()) {
+    return Annotate(output.status(),
+                    absl::StrCat(contestant, " under a limit of ", limit_bytes, " bytes"));
   }
-  close(fds[1]);
-  std::string output;
-  std::array<char, 4096> buffer{};
-  for (ssize_t n; (n = read(fds[0], buffer.data(), buffer.size())) > 0;) {
-    output.append(buffer.data(), static_cast<size_t>(n));
-  }
-  close(fds[0]);
-  int status = 0;
-  waitpid(pid, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || !Json::accept(output)) {
-    return absl::InternalError(absl::StrCat(contestant, " ended with status ", status,
-                                            " under a limit of ", limit_bytes, " bytes"));
-  }
-  return output;
+  return *output;
 }
 
 absl::StatusOr<std::string> PackModel() {

@@ -1,8 +1,11 @@
 #include "bench/service/memory_cgroup.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <fstream>
 #include <utility>
@@ -11,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace withy::bench {
 namespace {
@@ -82,6 +86,44 @@ uint64_t CgroupMemory(const std::string& directory) {
     }
   }
   return sum;
+}
+
+absl::StatusOr<std::string> MemoryCgroup::Run(const std::vector<std::string>& command) const {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoError("make a pipe");
+  const UniqueFd reads(ends[0]);
+  UniqueFd writes(ends[1]);
+  const int pid = fork();
+  if (pid < 0) return ErrnoError("start a contestant");
+  if (pid == 0) {
+    dup2(writes.get(), STDOUT_FILENO);
+    if (!Add(getpid()).ok()) _exit(126);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  writes.Reset();
+  std::string output;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n; (n = read(reads.get(), buffer.data(), buffer.size())) > 0;) {
+    output.append(buffer.data(), static_cast<size_t>(n));
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    return absl::InternalError(absl::StrCat("ended with status ", status));
+  }
+  return output;
+}
+
+absl::Status DropFromCache(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoError(absl::StrCat("open ", path));
+  fdatasync(fd.get());
+  posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  return absl::OkStatus();
 }
 
 }  // namespace withy::bench

@@ -1,10 +1,12 @@
-// A memory cgroup of this benchmark: a limit on RSS and page cache together, and what they take.
-// Version 1 or 2, whichever the system has; needs root. Neighbour: speculation_wall.cc.
+// A memory cgroup of this benchmark: a limit on RSS and page cache together, what they take, and
+// programs that run in it. Version 1 or 2, whichever the system has; needs root. Neighbours:
+// speculation_wall_limited.cc and engine/moe.cc run contestants in it.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +29,10 @@ class MemoryCgroup {
   absl::Status Add(int pid) const;
   const std::string& directory() const { return directory_; }
 
+  // Runs a program in the group to its end; returns what it printed. Errors: those of pipe(2) and
+  // fork(2); INTERNAL (it did not end with 0: killed for memory, among others).
+  absl::StatusOr<std::string> Run(const std::vector<std::string>& command) const;
+
  private:
   explicit MemoryCgroup(std::string directory) : directory_(std::move(directory)) {}
   std::string directory_;
@@ -34,5 +40,8 @@ class MemoryCgroup {
 
 // RSS plus page cache of a group, in bytes; 0 if it cannot be read.
 uint64_t CgroupMemory(const std::string& directory);
+
+// Writes what is dirty of a file, and lets the page cache forget it. Errors: of open(2).
+absl::Status DropFromCache(const std::string& path);
 
 }  // namespace withy::bench

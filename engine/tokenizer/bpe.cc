@@ -114,20 +114,11 @@ class BpeTokenizer final : public VocabTokenizer {
 
   Encoding EncodePieces(std::span<const TextPiece> pieces,
                         const EncodeOptions& options) const override {
-    Prepared prepared;
-    Encoding out;
-    CancelPoll poll(options.cancelled);
-    Prepare(pieces, options, poll, prepared, out);
     Scratch scratch;
-    uint32_t at = 0;
-    for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, poll, scratch, out);
-      Append(special.id, {special.begin, special.end}, out);
-      at = special.end;
-    }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), poll, scratch, out);
-    out.cancelled = poll.stopped();
-    return out;
+    return EncodeBetweenSpecials(
+        pieces, options,
+        [&](std::string_view text, uint32_t begin, uint32_t end, bool /*first*/, CancelPoll& poll,
+            Encoding& out) { EncodeText(text, begin, end, poll, scratch, out); });
   }
 
  private:

@@ -66,23 +66,14 @@ class SpmTokenizer final : public VocabTokenizer {
 
   Encoding EncodePieces(std::span<const TextPiece> pieces,
                         const EncodeOptions& options) const override {
-    Prepared prepared;
-    Encoding out;
-    CancelPoll poll(options.cancelled);
-    Prepare(pieces, options, poll, prepared, out);
     Scratch scratch;
-    uint32_t at = 0;
-    bool prefix = options_.add_space_prefix && !options.continues;
-    for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, prefix, poll, scratch, out);
-      Append(special.id, {special.begin, special.end}, out);
-      at = special.end;
-      prefix = options_.add_space_prefix;
-    }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), prefix, poll,
-               scratch, out);
-    out.cancelled = poll.stopped();
-    return out;
+    return EncodeBetweenSpecials(pieces, options,
+                                 [&](std::string_view text, uint32_t begin, uint32_t end,
+                                     bool first, CancelPoll& poll, Encoding& out) {
+                                   const bool prefix =
+                                       options_.add_space_prefix && (!first || !options.continues);
+                                   EncodeText(text, begin, end, prefix, poll, scratch, out);
+                                 });
   }
 
  private:

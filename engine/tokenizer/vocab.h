@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/gguf/reader.h"
+#include "engine/tokenizer/cancel.h"
 #include "engine/tokenizer/special_matcher.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -116,6 +117,28 @@ class VocabTokenizer : public Tokenizer {
   // Adds BOS to `out` if requested.
   void Prepare(std::span<const TextPiece> pieces, const EncodeOptions& options, CancelPoll& poll,
                Prepared& prepared, Encoding& out) const;
+  // EncodePieces() of a subclass that appends each special token as it is. `encode(text, begin,
+  // end, first, poll, out)` encodes a part of the text that has none, which may be empty; `first`:
+  // no special token stands before it.
+  template <typename EncodeText>
+  Encoding EncodeBetweenSpecials(std::span<const TextPiece> pieces, const EncodeOptions& options,
+                                 const EncodeText& encode) const {
+    Prepared prepared;
+    Encoding out;
+    CancelPoll poll(options.cancelled);
+    Prepare(pieces, options, poll, prepared, out);
+    uint32_t at = 0;
+    bool first = true;
+    for (const SpecialMatch& special : prepared.specials) {
+      encode(prepared.text, at, special.begin, first, poll, out);
+      Append(special.id, {special.begin, special.end}, out);
+      at = special.end;
+      first = false;
+    }
+    encode(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), first, poll, out);
+    out.cancelled = poll.stopped();
+    return out;
+  }
   // Appends a token; its span includes characters dropped before it.
   static void Append(int32_t id, ByteSpan span, Encoding& out);
   // Adds text without a token to the span of the previous token, or else of the next one.

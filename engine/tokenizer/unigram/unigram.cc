@@ -116,23 +116,13 @@ class UnigramTokenizer final : public VocabTokenizer {
 
   Encoding EncodePieces(std::span<const TextPiece> pieces,
                         const EncodeOptions& options) const override {
-    Prepared prepared;
-    Encoding out;
-    CancelPoll poll(options.cancelled);
-    Prepare(pieces, options, poll, prepared, out);
     Scratch scratch;
-    uint32_t at = 0;
-    bool starts = !options.continues;
-    for (const SpecialMatch& special : prepared.specials) {
-      EncodeText(prepared.text, at, special.begin, starts, poll, scratch, out);
-      Append(special.id, {special.begin, special.end}, out);
-      at = special.end;
-      starts = true;
-    }
-    EncodeText(prepared.text, at, static_cast<uint32_t>(prepared.text.size()), starts, poll,
-               scratch, out);
-    out.cancelled = poll.stopped();
-    return out;
+    return EncodeBetweenSpecials(pieces, options,
+                                 [&](std::string_view text, uint32_t begin, uint32_t end,
+                                     bool first, CancelPoll& poll, Encoding& out) {
+                                   const bool starts = !first || !options.continues;
+                                   EncodeText(text, begin, end, starts, poll, scratch, out);
+                                 });
   }
 
  private:

@@ -7,12 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "base/test_seed.h"
 #include "engine/model/plan_weights.h"
 #include "engine/model/testing.h"
 #include "engine/weights/experts/breakable_disk.h"
@@ -173,15 +174,19 @@ TEST_F(ExpertStreamTest, APassThatIsLeftAtAnyTimeGivesTheSame) {
   const ScratchKv kv(model->info(), kPromptTokens);
   const ContextView view = kv.View();
   const std::vector<Row> rows = PlainRows(tokens);
+  constexpr int kStops = 20;
   std::atomic<bool> stop = false;
+  std::atomic<int> left = 0;  // passes that were left
   std::atomic<bool> ended = false;
   std::thread stops([&] {
+    std::mt19937 random(TestSeed());
     while (!ended) {
-      stop = true;
-      absl::SleepFor(absl::Milliseconds(1));  // the pass is to get on between two stops
+      for (uint32_t waits = random() % 200; waits > 0 && !ended; --waits) std::this_thread::yield();
+      if (left < kStops) stop = true;
     }
   });
   for (int round = 0; round < 3; ++round) {
+    left = 0;
     std::vector<float> logits(want.size());
     auto pass = model->Begin({.rows = rows, .contexts = {&view, 1}}, logits.data());
     EXPECT_TRUE(pass.ok()) << pass.status();
@@ -189,6 +194,7 @@ TEST_F(ExpertStreamTest, APassThatIsLeftAtAnyTimeGivesTheSame) {
       EXPECT_TRUE((*pass)->status().ok()) << (*pass)->status();
       if (!(*pass)->status().ok()) break;
       EXPECT_TRUE(Forward(*model, 7).ok());
+      ++left;
       stop = false;
     }
     EXPECT_EQ(logits, want);
