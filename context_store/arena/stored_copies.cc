@@ -6,9 +6,20 @@ void StoredCopies::GiveUp(StoredCopy copy) {
   const auto several = shared_.find(copy);
   if (several == shared_.end()) {
     given_up_.push_back(copy);
+    not_indexed_.erase(copy);
   } else if (--several->second == 1) {
     shared_.erase(several);
   }
+}
+
+void StoredCopies::Forget(StoredCopy copy) {
+  shared_.erase(copy);
+  not_indexed_.erase(copy);
+}
+
+void StoredCopies::ForgetAll() {
+  shared_.clear();
+  not_indexed_.clear();
 }
 
 void StoredCopies::Borrow(ContextChunk* chunk, const ContextChunk& equal) {

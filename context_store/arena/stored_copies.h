@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,8 @@
 
 namespace withy::context_store {
 
-// Not thread-safe. Always: a copy is given up when the last chunk that has it does so, and once.
+// Not thread-safe. Always: a copy is given up when the last chunk that has it does so, and once. A
+// copy whose context's index does not name it yet is lost if the process is killed.
 class StoredCopies {
  public:
   // `chunk` has the copy of an equal chunk, unless it has one.
@@ -21,15 +23,22 @@ class StoredCopies {
   // Copies that no chunk has any more, since the last call.
   std::vector<StoredCopy> TakeGivenUp() { return std::exchange(given_up_, {}); }
   // The copy is lost; its chunks have it no more.
-  void Forget(StoredCopy copy) { shared_.erase(copy); }
+  void Forget(StoredCopy copy);
   // No chunk has a copy any more.
-  void ForgetAll() { shared_.clear(); }
+  void ForgetAll();
+
+  // The copy was written; the index on disk does not name it before NowIndexed.
+  void NotIndexed(StoredCopy copy) { not_indexed_.insert(copy); }
+  void NowIndexed(StoredCopy copy) { not_indexed_.erase(copy); }
+  // Whether a process that starts after a kill finds the copy.
+  bool Outlives(StoredCopy copy) const { return copy != 0 && !not_indexed_.contains(copy); }
 
   // Those that several chunks have, and how many.
   const std::unordered_map<StoredCopy, uint32_t>& shared() const { return shared_; }
 
  private:
   std::unordered_map<StoredCopy, uint32_t> shared_;
+  std::unordered_set<StoredCopy> not_indexed_;
   std::vector<StoredCopy> given_up_;
 };
 

@@ -113,6 +113,7 @@ void IdleWriter::WriteAll(const Batch& batch) {
     for (size_t i = 0; i < batch.work.size(); ++i) {
       if (idle.FinishWrite(batch.work[i], copies[i])) {
         metrics_.chunks.written.Add();
+        idle.copies().NotIndexed(copies[i]);
       } else if (copies[i] != 0) {
         unwanted.push_back(copies[i]);
       }
@@ -136,6 +137,12 @@ void IdleWriter::SaveIndex(const Batch& batch, std::span<const ContextChunk> chu
   if (!saved.ok()) {
     spdlog::warn("KV of context {} will be computed again after a restart: {}", batch.context_id,
                  std::string(saved.message()));
+    return;
+  }
+  absl::MutexLock lock(&book_.mutex());
+  for (const ContextChunk& chunk : chunks) {
+    if (chunk.stored == 0) break;
+    book_.table().idle().copies().NowIndexed(chunk.stored);
   }
 }
 

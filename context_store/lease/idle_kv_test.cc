@@ -103,6 +103,22 @@ TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
   EXPECT_EQ(AuditLeases(ahead_.state()), "");
 }
 
+// Whoever sees a copy may kill the store, and finds the copy afterwards.
+TEST_F(IdleKvTest, ACopyIsToldWhenTheIndexOnDiskNamesIt) {
+  Fill("c", 2);
+  IdleKv& idle = table_.idle();
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+    ASSERT_TRUE(idle.FinishWrite(*idle.BeginWrite("c", chunk), 100 + chunk));
+    idle.copies().NotIndexed(100 + chunk);
+  }
+  EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, 0u);
+  idle.copies().NowIndexed(100);
+  EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, kSlotBytes);
+  const std::vector<ContextChunk> chunks = table_.kv().ChunksOf("c");
+  EXPECT_TRUE(chunks[0].outlives);
+  EXPECT_FALSE(chunks[1].outlives);
+}
+
 // A copy of more bits is not given up for one of fewer, and the next call gets it.
 TEST_F(IdleKvTest, AnExactCopyIsKeptAndReadInsteadOfASmallerChunk) {
   Fill("c", 3);
