@@ -7,6 +7,7 @@ network of its own.
 
 Neighbours: try_fleet.py and try_gateway.py drive them.
 """
+import json
 import os
 import pathlib
 import re
@@ -127,6 +128,11 @@ class Board:
         for process in self.running.values():
             process.wait(60)
         self.running = {}
+
+    def kv_tokens(self):
+        """Of each context: the tokens whose KV the board has, in memory or on disk."""
+        listed = self.ctl("contexts", "list", "--json", "--token", self.token)
+        return [context["kv_tokens"] for context in json.loads(listed.stdout)["contexts"]]
 
     def answered(self):
         """Calls that this board has answered since it started."""

@@ -43,7 +43,11 @@ class Outcome:
 
 
 class Broken(Exception):
-    """A call that may be repeated."""
+    """A call that may be repeated, after so long."""
+
+    def __init__(self, reason, after_s=0.0):
+        super().__init__(reason)
+        self.after_s = after_s
 
 
 def body_of(index, stream):
@@ -78,7 +82,7 @@ def request(address, body, headers):
         connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json", **headers})
         response = connection.getresponse()
         if response.status in MAY_PASS:
-            raise Broken(f"{response.status} {response.read()[:200]!r}")
+            raise Broken(f"{response.status} {response.read()[:200]!r}", float(response.getheader("retry-after", "0")))
         if response.status != 200:
             raise AssertionError(f"{response.status} {response.read()[:500]!r}")
         text, latency = read_answer(response, body["stream"])
@@ -109,7 +113,7 @@ class Load:
                 return outcome
             except Broken as broken:
                 outcome.lost = str(broken)
-                time.sleep(0.05 * 2 ** outcome.repeats)  # a client's pause before it tries again
+                time.sleep(max(broken.after_s, 0.05 * 2 ** outcome.repeats))  # a client's pause before it tries again
             except (AssertionError, KeyError, ValueError) as wrong:
                 outcome.lost = f"{type(wrong).__name__}: {wrong}"
                 return outcome

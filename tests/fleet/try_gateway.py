@@ -31,7 +31,7 @@ SKIPPED = 77
 CALLS, ALONE_CALLS = 1000, 300
 SLOWED_BEFORE, DEAD_BEFORE = 250, 600  # of the calls
 SHARE, SLOW_SHARE = 0.5, 0.06          # of the time that a model worker runs
-LOAD = 1.0                             # of what the best board alone can answer
+LOAD = 0.9                             # of what the best board alone can answer
 # The SLO: so many times what an idle board takes.
 TTFT_TIMES, TPOT_TIMES = 5, 4
 # The picker has noticed a change after so long.
@@ -182,10 +182,15 @@ class Scenario:
             self.dead.start()
             self.dead.wait()
         wait_for("Envoy notices the board that is back", lambda: self.envoy.healthy() == 3)
+        kept = self.dead.kv_tokens()
         for one in self.conversations:
             one.turn(self.address)
         self.expect("conversations go home", all(one.homes[4] == one.homes[0] for one in self.conversations))
-        self.expect("the board has their KV of before", all(one.reused(4, of=1) for one in self.conversations))
+        # How much of it a call reads is another matter: a board computes what it would wait for.
+        had = [one.prompts[1] for one in self.conversations if one.homes[0] == self.dead.http]
+        self.seen["kv_after_restart"] = sum(tokens >= 0.8 * min(had) for tokens in kept)
+        self.expect("the board has their KV of before", self.seen["kv_after_restart"] >= len(had))
+        self.expect("the others reuse it", all(one.reused(4, of=3) for one in self.conversations if one.homes[0] != self.dead.http))
 
     def without_the_picker(self, picker):
         picker.kill()
