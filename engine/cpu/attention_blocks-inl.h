@@ -80,8 +80,9 @@ struct Query {
   float bias_sin[kMaxKeyBiasPairs];
   float max;
   float sum;
-  float* to;       // where its output goes
-  float* density;  // where the attention that chunks get is added, or nullptr
+  const float* sink;  // of the query head; nullptr: none
+  float* to;          // where its output goes
+  float* density;     // where the attention that chunks get is added, or nullptr
 };
 
 // Prefetches the keys and values of a head for the next run. Blocks lie anywhere in memory, so the

@@ -210,6 +210,17 @@ inline void GeGlu(const float* gate, const float* up, int n, float* out) {
   });
 }
 
+// The activation of gpt-oss; factor and limit are the architecture's.
+inline void ClampedSwiGlu(const float* gate, const float* up, int n, float* out) {
+  const F16 limit = Splat(7.0f);
+  const auto at_most = [](F16 x, F16 most) { return Negate(Max(Negate(x), Negate(most))); };
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 g = at_most(LoadN(gate + i, lanes), limit);
+    const F16 u = Max(at_most(LoadN(up + i, lanes), limit), Negate(limit));
+    StoreN(g * Sigmoid(g * Splat(1.702f)) * (u + Splat(1.0f)), out + i, lanes);
+  });
+}
+
 // cap * tanh(x / cap), with tanh(y) = (1 - e^-2|y|) / (1 + e^-2|y|) and the sign of y.
 WITHY_INLINE F16 SoftCapped(F16 x, float cap) {
   const F16 e = Exp(Negate(Abs(x)) * Splat(2.0f / cap));
