@@ -336,7 +336,8 @@ TEST_P(AttentionTest, ASinkIsInTheSumAlone) {
   args.rank_major = true;
   args.density_stride = (tokens + 15) / 16;
   const auto chunks = static_cast<size_t>(args.density_stride);
-  for (const auto& [visible, first] : {std::pair{1, 0}, {40, 3}, {700, 0}, {tokens, 700}}) {
+  for (const auto& [visible, first] :
+       {std::pair(1, 0), std::pair(40, 3), std::pair(700, 0), std::pair(tokens, 700)}) {
     AttentionRow row{context.memory(), context.blocks(), 1, visible};
     row.first = first;
     std::vector<float> plain(q.size()), out(q.size()), density(2 * chunks),

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -556,7 +557,7 @@ TEST(ShapeTest, YarnOfGptOssIsNotRounded) {
   EXPECT_NE(exact->rope_frequencies, rounded->rope_frequencies);
   const double dims = exact->rope_dims;
   const auto dim_of = [&](double turns) {
-    return dims * std::log(512 / (turns * 2 * M_PI)) / (2 * std::log(10000.0));
+    return dims * std::log(512 / (turns * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
   };
   for (size_t i = 0; i < exact->rope_frequencies.size(); ++i) {
     const double ramp = (static_cast<double>(i) - dim_of(32)) / (dim_of(1) - dim_of(32));
