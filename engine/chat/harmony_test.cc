@@ -114,10 +114,11 @@ constexpr std::string_view kHarmony = R"jinja({#- A comment -#}
 <|start|>assistant
 {%- endif -%}
 )jinja";
-constexpr int64_t kNoon = 1796040000;  // of 2026-11-30
-constexpr char kSystem[] = "<|start|>system<|message|>You help.\nDate: 2026-11-30\nReasoning: ";
+constexpr int64_t kHarmonyNoon = 1796040000;  // of 2026-11-30
+constexpr char kHarmonySystem[] =
+    "<|start|>system<|message|>You help.\nDate: 2026-11-30\nReasoning: ";
 
-constexpr std::string_view kTools =
+constexpr std::string_view kLookTools =
     R"([{"type":"function","function":{"name":"look","description":"Looks.","parameters":{)"
     R"("type":"object","properties":{"at":{"type":"string","enum":["a","b"]},)"
     R"("many":{"type":"array","items":{"type":"integer"}},)"
@@ -133,7 +134,7 @@ class HarmonyTest : public ::testing::Test {
   HarmonyTest() : template_(FileTemplate::FromText(kHarmony, "", "", "<|return|>").value()) {}
 
   std::string Told(const std::vector<ChatMessage>& messages, ChatOptions options = {}) const {
-    options.unix_s = kNoon;
+    options.unix_s = kHarmonyNoon;
     const auto rendered = template_.Render(messages, options);
     return rendered.ok() ? rendered->Text() : std::string(rendered.status().message());
   }
@@ -149,21 +150,21 @@ TEST_F(HarmonyTest, TakesWhatGptOssTakes) {
 }
 
 TEST_F(HarmonyTest, TellsTurnsOnChannels) {
-  EXPECT_EQ(
-      Told({{.role = "user", .content = "Hi"}}, {.add_generation_prompt = true}),
-      std::string(kSystem) + "medium<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant");
+  EXPECT_EQ(Told({{.role = "user", .content = "Hi"}}, {.add_generation_prompt = true}),
+            std::string(kHarmonySystem) +
+                "medium<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant");
   EXPECT_EQ(Told({{.role = "system", .content = "Be kind."},
                   {.role = "user", .content = "Hi"},
                   {.role = "assistant", .content = "Ho"},
                   {.role = "user", .content = "Go on"}},
                  {.add_generation_prompt = true}),
-            std::string(kSystem) +
+            std::string(kHarmonySystem) +
                 "medium<|end|><|start|>developer<|message|>Be kind.\n<|end|>"
                 "<|start|>user<|message|>Hi<|end|>"
                 "<|start|>assistant<|channel|>final<|message|>Ho<|end|>"
                 "<|start|>user<|message|>Go on<|end|><|start|>assistant");
   EXPECT_EQ(Told({{.role = "user", .content = "Hi"}, {.role = "assistant", .content = "Ho"}}),
-            std::string(kSystem) +
+            std::string(kHarmonySystem) +
                 "medium<|end|><|start|>user<|message|>Hi<|end|>"
                 "<|start|>assistant<|channel|>final<|message|>Ho<|return|>");
 }
@@ -172,7 +173,7 @@ TEST_F(HarmonyTest, ArgumentsReachMacros) {
   EXPECT_EQ(Told({{.role = "user", .content = "Hi"}},
                  {.add_generation_prompt = true,
                   .arguments_json = R"({"reasoning_effort":"high","builtin_tools":["python"]})"}),
-            std::string(kSystem) +
+            std::string(kHarmonySystem) +
                 "high python<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant");
 }
 
@@ -184,8 +185,8 @@ TEST_F(HarmonyTest, TellsToolsCallsAndResults) {
   result.name = "look";
   result.tool_call_id = "abcdefghi";
   EXPECT_EQ(Told({{.role = "user", .content = "Look"}, call, result},
-                 {.add_generation_prompt = true, .tools_json = kTools}),
-            std::string(kSystem) +
+                 {.add_generation_prompt = true, .tools_json = kLookTools}),
+            std::string(kHarmonySystem) +
                 "medium\nTools: functions<|end|><|start|>developer<|message|>type look = "
                 "(at: \"a\" | \"b\", many?: integer[], deep?: any[], either?: integer/3 | string | "
                 "null, some?: string | null, one?: string, box?: {x: number, y?: number}, ) => any;"

@@ -11,7 +11,8 @@ namespace {
 constexpr std::string_view kThoughts = "analysis";
 constexpr std::string_view kToFunction = "to=functions.";
 constexpr std::string_view kCallEnd = "}\n</tool_call>";
-constexpr size_t kMaxHeader = 256;  // bytes; longer ones are no header of any tool
+// Bytes; a longer text is no header. Not tuned: names of tools have at most 64.
+constexpr size_t kMaxHeader = 256;
 
 bool EndsName(char c) { return c == ' ' || c == '\n' || c == '<'; }
 
