@@ -90,7 +90,8 @@ class Planner {
   absl::Status PlanEnds() {
     const ModelShape& s = layout_.shape;
     WITHY_RETURN_IF_ERROR(Matrix("token_embd", ".weight", s.vocab_size, s.d_model, s.d_model));
-    if (file_.FindTensor("output.weight") != nullptr) {
+    if (FindArchitecture(s.architecture)->needs_head ||
+        file_.FindTensor("output.weight") != nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix("output", ".weight", s.vocab_size, s.d_model, s.d_model));
     }
     if (s.learned_positions) {

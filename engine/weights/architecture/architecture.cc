@@ -72,6 +72,7 @@ constexpr std::array<Architecture, 14> kArchitectures = {{
      .activation = Activation::kClampedSilu,
      .experts = true,
      .weighs_chosen_experts = true,
+     .needs_head = true,
      .attention_sinks = true,
      .window_rule = WindowRule::kPattern,
      .needs_window = true,

@@ -69,6 +69,7 @@ struct Architecture {
   bool weighs_chosen_experts = false;
   bool scales_embeddings = false;  // by sqrt(d_model)
   bool multipliers = false;        // embedding_scale, residual_scale, attention.scale, logit_scale
+  bool needs_head = false;         // the head is never the embedding
   // Each query head has a logit (attn_sinks) that is in the sum of its softmax alone.
   bool attention_sinks = false;
   float attention_cap = 0.0f;  // default of attn_logit_softcapping; 0: there is no such key
