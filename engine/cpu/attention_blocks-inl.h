@@ -80,9 +80,8 @@ struct Query {
   float bias_sin[kMaxKeyBiasPairs];
   float max;
   float sum;
-  const float* sink;  // of the query head; nullptr: none
-  float* to;          // where its output goes
-  float* density;     // where the attention that chunks get is added, or nullptr
+  float* to;       // where its output goes
+  float* density;  // where the attention that chunks get is added, or nullptr
 };
 
 // Prefetches the keys and values of a head for the next run. Blocks lie anywhere in memory, so the
@@ -155,8 +154,9 @@ struct AttentionScratch {
   float zeros[kAttentionQueries][kVWidths];  // sum of units * zero
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
-  float cap;                          // AttentionArgs::cap
-  const AttentionKeyBias* bias;       // nullptr: none
+  const float* sink[kAttentionQueries];      // of this query's head; nullptr: none
+  float cap;                                 // AttentionArgs::cap
+  const AttentionKeyBias* bias;              // nullptr: none
   const AttentionKeyBias::Pair* bias_pairs;  // of the current head
   int bias_count;
   KvPrefetcher next;
