@@ -244,7 +244,7 @@ std::vector<Command> ModelCommands() {
        "write a random-weight model of a published shape, for benchmarks",
        {{"shape", "NAME",
          absl::StrJoin(engine::SynthShapeNames(), ", ") + " (default tinyllama-1.1b)"},
-        {"type", "TYPE", "q8_0 (default), q4_0, f16, bf16, f32"},
+        {"type", "TYPE", "q8_0 (default), q4_0, mxfp4, f16, bf16, f32"},
         {"levels", "LIST", "elastic levels in per cent, each with a LoRA, such as 20,50,80"},
         {"seed", "N", "default 1"},
         {"out", "FILE", "GGUF file to write"}},

@@ -157,11 +157,20 @@ inline void AttendRuns(const KvGeometry& g, int head, int queries, int begin, in
   }
 }
 
+// What the output and the densities of a query that has seen its keys are multiplied by. No
+// exponent is above 0, so that nothing overflows however large the sink is.
+inline float InverseSum(const Query& query, const float* sink) {
+  if (sink == nullptr) return 1.0f / query.sum;
+  const float max = query.max > *sink ? query.max : *sink;
+  const float factor = Exp1(query.max - max);
+  return factor / (query.sum * factor + Exp1(*sink - max));
+}
+
 // Writes the outputs of the queries in scratch and adds their densities.
 inline void FinishQueries(int head_dim, int queries, AttentionScratch* s) {
   for (int i = 0; i < queries; ++i) {
     const Query& query = s->query[i];
-    const float inverse = 1.0f / query.sum;
+    const float inverse = InverseSum(query, s->sink[i]);
     for (int d = 0; d < head_dim; d += 16) {
       Store(Load(query.out + d) * Splat(inverse), query.to + d);
     }
@@ -201,6 +210,7 @@ inline void ForQueryBatches(const AttentionArgs& args, int row_begin, int row_en
         QuantizeQuery(q, g.head_dim, args.scale, &query);
         PrepareBias(q, args.scale, *s, &query);
       }
+      s->sink[n] = args.sinks == nullptr ? nullptr : args.sinks + q_head;
       s->density[n] = row_density == nullptr ? nullptr : density + n * density_stride;
       if (++n < kAttentionQueries) continue;
       fn(n);

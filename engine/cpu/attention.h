@@ -61,6 +61,9 @@ struct AttentionArgs {
   int q_heads = 0;  // a multiple of geometry.kv_heads
   float scale = 0;  // multiplies q.k, usually 1 / sqrt(head_dim)
   float cap = 0;    // scores become cap * tanh(score / cap); 0: they stay
+  // [q_heads]: a logit of each query head that is in the sum of its softmax and has no value, so
+  // that probabilities add up to less than 1. nullptr: none.
+  const float* sinks = nullptr;
   int rows = 0;
   const AttentionRow* row = nullptr;  // [rows]
   const float* q = nullptr;           // [rows, q_heads * head_dim], q_stride floats between rows

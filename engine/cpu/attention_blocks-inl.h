@@ -154,8 +154,9 @@ struct AttentionScratch {
   float zeros[kAttentionQueries][kVWidths];  // sum of units * zero
   alignas(64) float run_out[kAttentionQueries][kMaxHeadDim];
   float* density[kAttentionQueries];  // chunk sums of this query relative to run maxima, or nullptr
-  float cap;                          // AttentionArgs::cap
-  const AttentionKeyBias* bias;       // nullptr: none
+  const float* sink[kAttentionQueries];      // of this query's head; nullptr: none
+  float cap;                                 // AttentionArgs::cap
+  const AttentionKeyBias* bias;              // nullptr: none
   const AttentionKeyBias::Pair* bias_pairs;  // of the current head
   int bias_count;
   KvPrefetcher next;

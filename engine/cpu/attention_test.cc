@@ -131,10 +131,11 @@ class AttentionTest : public testing::TestWithParam<Target> {
   }
 };
 
-// Over the keys at positions first .. visible-1; scores are capped where `cap` is not 0.
+// Over the keys at positions first .. visible-1; scores are capped where `cap` is not 0. `left`
+// becomes the sum of the keys' probabilities beside those of `sink`.
 std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_head, float scale,
                                   const Context& context, int visible, int first = 0,
-                                  double cap = 0) {
+                                  double cap = 0, double sink = -1e30, double* left = nullptr) {
   std::vector<double> scores;
   std::vector<std::vector<float>> values;
   std::vector<float> k(static_cast<size_t>(g.kv_heads * g.head_dim));
@@ -150,7 +151,7 @@ std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_he
     scores.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
     values.emplace_back(v.begin() + kv_head * g.head_dim, v.begin() + (kv_head + 1) * g.head_dim);
   }
-  const double max = *std::max_element(scores.begin(), scores.end());
+  const double max = std::max(sink, *std::max_element(scores.begin(), scores.end()));
   double sum = 0;
   std::vector<double> out(static_cast<size_t>(g.head_dim));
   for (size_t p = 0; p < scores.size(); ++p) {
@@ -158,7 +159,9 @@ std::vector<double> SlowAttention(const KvGeometry& g, const float* q, int kv_he
     sum += e;
     for (size_t d = 0; d < out.size(); ++d) out[d] += e * static_cast<double>(values[p][d]);
   }
-  for (double& o : out) o /= sum;
+  const double all = sum + std::exp(sink - max);
+  if (left != nullptr) *left = sum / all;
+  for (double& o : out) o /= all;
   return out;
 }
 
@@ -313,6 +316,73 @@ TEST_P(AttentionTest, ARowSeesItsWindowAndScoresAreCapped) {
         }
       }
     }
+  }
+}
+
+// A sink takes its share of each head's probabilities, whatever its size and however the keys are
+// shared out; densities are of what is left.
+TEST_P(AttentionTest, ASinkIsInTheSumAlone) {
+  const KvGeometry g{1, 2, 64};
+  const int tokens = 1100;
+  const Context context = Filled(g, tokens, 1);
+  std::mt19937 rng(5);
+  const std::vector<float> q = RandomFloats(rng, 6 * 64, 0.5f);
+  // In packed order, where head h reads KV head h % 2. The last two are as none, and as all.
+  const std::vector<float> sinks = {0.0f, 3.0f, -2.0f, 6.5f, -300.0f, 300.0f};
+  AttentionArgs args;
+  args.geometry = g;
+  args.q_heads = 6;
+  args.scale = 0.25f;
+  args.rank_major = true;
+  args.density_stride = (tokens + 15) / 16;
+  const auto chunks = static_cast<size_t>(args.density_stride);
+  for (const auto& [visible, first] :
+       {std::pair(1, 0), std::pair(40, 3), std::pair(700, 0), std::pair(tokens, 700)}) {
+    AttentionRow row{context.memory(), context.blocks(), 1, visible};
+    row.first = first;
+    std::vector<float> plain(q.size()), out(q.size()), density(2 * chunks),
+        plain_density(2 * chunks);
+    args.sinks = nullptr;
+    args.density = plain_density.data();
+    Run(args, {row}, q.data(), plain.data());
+    args.sinks = sinks.data();
+    args.density = density.data();
+    Run(args, {row}, q.data(), out.data());
+    double left_of_head[2] = {0, 0};
+    for (int h = 0; h < 6; ++h) {
+      const auto sink = static_cast<double>(sinks[static_cast<size_t>(h)]);
+      double left = 0;
+      const auto want = SlowAttention(g, q.data() + h * 64, h % 2, args.scale, context, visible,
+                                      first, 0, sink, &left);
+      left_of_head[h % 2] += left;
+      if (left < 1e-30) {
+        for (int d = 0; d < 64; ++d)
+          EXPECT_NEAR(out[static_cast<size_t>(h * 64 + d)], 0.0f, 1e-30f);
+        continue;
+      }
+      EXPECT_LT(RelativeError(out.data() + h * 64, want), 0.02) << visible << " head " << h;
+    }
+    EXPECT_TRUE(SameBits(out.data() + 4 * 64, plain.data() + 4 * 64, 64)) << "as without a sink";
+    for (size_t head = 0; head < 2; ++head) {
+      double sum = 0;
+      for (size_t c = 0; c < chunks; ++c) sum += static_cast<double>(density[head * chunks + c]);
+      EXPECT_NEAR(sum, left_of_head[head], 0.01) << visible;
+    }
+    AttentionArgs shared = args;
+    std::vector<float> again(q.size()), again_density(2 * chunks);
+    shared.rows = 1;
+    shared.row = &row;
+    shared.q = q.data();
+    shared.q_stride = shared.out_stride = 6 * 64;
+    shared.key_items = 3;
+    std::vector<float> parts(AttentionPartFloats(shared));
+    shared.parts = parts.data();
+    shared.out = again.data();
+    shared.density = again_density.data();
+    kernels().attention(shared, 0, AttentionItems(shared));
+    kernels().merge_attention(shared, 0, AttentionMergeItems(shared));
+    EXPECT_TRUE(SameBits(again.data(), out.data(), out.size())) << visible;
+    EXPECT_TRUE(SameBits(again_density.data(), density.data(), density.size())) << visible;
   }
 }
 

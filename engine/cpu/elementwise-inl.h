@@ -210,6 +210,18 @@ inline void GeGlu(const float* gate, const float* up, int n, float* out) {
   });
 }
 
+WITHY_INLINE F16 AtMost(F16 x, F16 most) { return Negate(Max(Negate(x), Negate(most))); }
+
+// The activation of gpt-oss; factor and limit are the architecture's.
+inline void ClampedSwiGlu(const float* gate, const float* up, int n, float* out) {
+  const F16 limit = Splat(7.0f);
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 g = AtMost(LoadN(gate + i, lanes), limit);
+    const F16 u = Max(AtMost(LoadN(up + i, lanes), limit), Negate(limit));
+    StoreN(g * Sigmoid(g * Splat(1.702f)) * (u + Splat(1.0f)), out + i, lanes);
+  });
+}
+
 // cap * tanh(x / cap), with tanh(y) = (1 - e^-2|y|) / (1 + e^-2|y|) and the sign of y.
 WITHY_INLINE F16 SoftCapped(F16 x, float cap) {
   const F16 e = Exp(Negate(Abs(x)) * Splat(2.0f / cap));

@@ -83,6 +83,25 @@ TEST_P(ElementwiseTest, GeGluAndSoftCap) {
   }
 }
 
+TEST_P(ElementwiseTest, ClampedSwiGlu) {
+  std::mt19937 rng(2);
+  for (int n = 1; n <= 50; ++n) {
+    std::vector<float> gate = RandomFloats(rng, static_cast<size_t>(n), 12.0f);
+    std::vector<float> up = RandomFloats(rng, static_cast<size_t>(n), 12.0f);
+    gate[0] = n % 2 == 0 ? 1e15f : -200.0f;
+    up.back() = n % 3 == 0 ? 1e15f : -1e15f;
+    std::vector<float> out(static_cast<size_t>(n) + 1, kGuard);
+    kernels().clamped_swiglu(gate.data(), up.data(), n, out.data());
+    for (size_t i = 0; i < gate.size(); ++i) {
+      const double g = std::min(static_cast<double>(gate[i]), 7.0);
+      const double u = std::clamp(static_cast<double>(up[i]), -7.0, 7.0);
+      const double want = g / (1.0 + std::exp(-1.702 * g)) * (u + 1.0);
+      ASSERT_NEAR(static_cast<double>(out[i]), want, 3e-6 * std::fabs(want) + 1e-6);
+    }
+    ASSERT_EQ(out.back(), kGuard);
+  }
+}
+
 TEST_P(ElementwiseTest, AddLowRankWhateverTheCuts) {
   constexpr int kOutputs = 96;
   constexpr int kRows = 5;

@@ -56,6 +56,9 @@ struct Kernels {
   void (*swiglu)(const float* gate, const float* up, int n, float* out);
   // out[n] = gelu(gate) * up, with GELU's approximation by tanh. out may be either input.
   void (*geglu)(const float* gate, const float* up, int n, float* out);
+  // out[n] = gate * sigmoid(1.702 * gate) * (up + 1), of min(gate, 7) and of `up` within -7 and 7.
+  // out may be either input.
+  void (*clamped_swiglu)(const float* gate, const float* up, int n, float* out);
   // x[n] = cap * tanh(x / cap)
   void (*soft_cap)(float* x, int n, float cap);
 

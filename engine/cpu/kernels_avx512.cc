@@ -379,12 +379,12 @@ WITHY_INLINE I16 PeakStep(I16 acc, PeakBytes w) {
 namespace withy::engine {
 
 const Kernels* Avx512VnniKernels() {
-  static constexpr Kernels kTable = {
-      Target::kAvx512Vnni, "avx512vnni",           avx512::Prepare, avx512::MatMul,
-      avx512::Attention,   avx512::MergeAttention, avx512::WriteKv, avx512::RmsNorm,
-      avx512::Rope,        avx512::SwiGlu,         avx512::GeGlu,   avx512::SoftCap,
-      avx512::Add,         avx512::AddLowRank,     avx512::Softmax, avx512::PeakLoop,
-      avx512::ReadLoop};
+  static constexpr Kernels kTable = {Target::kAvx512Vnni, "avx512vnni",      avx512::Prepare,
+                                     avx512::MatMul,      avx512::Attention, avx512::MergeAttention,
+                                     avx512::WriteKv,     avx512::RmsNorm,   avx512::Rope,
+                                     avx512::SwiGlu,      avx512::GeGlu,     avx512::ClampedSwiGlu,
+                                     avx512::SoftCap,     avx512::Add,       avx512::AddLowRank,
+                                     avx512::Softmax,     avx512::PeakLoop,  avx512::ReadLoop};
   static const bool kSupported =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -126,12 +126,12 @@ namespace withy::engine {
 
 const Kernels* PortableKernels() {
   static constexpr Kernels kTable = {
-      Target::kPortable,  "portable",           portable::Prepare,
-      portable::MatMul,   portable::Attention,  portable::MergeAttention,
-      portable::WriteKv,  portable::RmsNorm,    portable::Rope,
-      portable::SwiGlu,   portable::GeGlu,      portable::SoftCap,
-      portable::Add,      portable::AddLowRank, portable::Softmax,
-      portable::PeakLoop, portable::ReadLoop};
+      Target::kPortable, "portable",          portable::Prepare,
+      portable::MatMul,  portable::Attention, portable::MergeAttention,
+      portable::WriteKv, portable::RmsNorm,   portable::Rope,
+      portable::SwiGlu,  portable::GeGlu,     portable::ClampedSwiGlu,
+      portable::SoftCap, portable::Add,       portable::AddLowRank,
+      portable::Softmax, portable::PeakLoop,  portable::ReadLoop};
   return &kTable;
 }
 

@@ -47,9 +47,11 @@ KeyBias::KeyBias(const ModelFacts& facts, const BoundWeights& weights) {
     const auto at = static_cast<size_t>(layer);
     if (!facts.layers[at].k_bias) continue;
     stored_[at] = weights.Vector({WeightRole::kKBias, layer});
-    // Keys that are not turned all get the same bias, which adds the same to all scores of a query.
+    // Keys that are not turned all get the same bias, which adds the same to all scores of a query;
+    // not to a sink.
     const bool adds_nothing = s.RopeOf(layer) == ModelShape::kNoRope &&
-                              s.qk_norm == QkNorm::kNone && s.attention_cap == 0.0f;
+                              s.qk_norm == QkNorm::kNone && s.attention_cap == 0.0f &&
+                              !s.attention_sinks;
     if (adds_nothing) {
       zeros_.resize(static_cast<size_t>(s.kv_rows()));
       stored_[at] = zeros_.data();

@@ -121,7 +121,7 @@ struct Products {
 // The gate and up products, their LoRA, the activation, and the conversion of the result for down.
 struct GateUpProducts {
   const Kernels* kernels;
-  bool gelu;
+  GateUpFunction function;
   MatMulArgs gate;
   MatMulArgs up;
   Activations* h;
@@ -131,7 +131,7 @@ struct GateUpProducts {
 
   // Computes tiles [begin, end) of both products.
   void operator()(int begin, int end) const {
-    GateUpTiles(*kernels, gate, up, begin, end, h, low_rank, gelu);
+    GateUpTiles(*kernels, gate, up, begin, end, h, low_rank, function);
   }
 };
 
@@ -219,15 +219,15 @@ void AddMatMuls(StepList& steps, const Kernels& kernels, std::span<const MatMulA
 
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank,
-               bool gelu) {
+               const GateUpFunction& function) {
   const int tiles = TilesOf(gate);
   steps.Add(tiles, PieceTiles(gate.w, gate.rows, tiles, steps.threads()),
-            GateUpProducts{&kernels, gelu, gate, up, h, low_rank});
+            GateUpProducts{&kernels, function, gate, up, h, low_rank});
 }
 
 void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
                  int tile_begin, int tile_end, Activations* h,
-                 std::span<const GateUpLowRank> low_rank, bool gelu) {
+                 std::span<const GateUpLowRank> low_rank, const GateUpFunction& function) {
   kernels.matmul(gate, tile_begin, tile_end);
   kernels.matmul(up, tile_begin, tile_end);
   const int col = tile_begin * kTileRows;
@@ -244,12 +244,15 @@ void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArg
     add(*more.gate, more.a, gate);
     add(*more.up, more.a + more.gate->rank, up);
   }
+  if (function.gate_bias != nullptr) AddBias(kernels, gate, function.gate_bias, col, end_col);
+  if (function.up_bias != nullptr) AddBias(kernels, up, function.up_bias, col, end_col);
+  const auto of = function.of != nullptr ? function.of : kernels.swiglu;
   for (int row = 0; row < gate.rows; ++row) {
     const int width = std::min(RowExtent(gate, row), end_col) - col;
     if (width <= 0) break;
     float* g = gate.y + row * gate.y_stride + col;
     const float* u = up.y + row * up.y_stride + col;
-    (gelu ? kernels.geglu : kernels.swiglu)(g, u, width, g);
+    of(g, u, width, g);
     const int to = gate.x_row + row;
     kernels.prepare(g, gate.y_stride, to, to + 1, col, col + width, h);
   }

@@ -51,20 +51,28 @@ struct GateUpLowRank {
   ptrdiff_t a_stride = 0;
 };
 
-// Computes h = silu(gate x) * (up x), or gelu(gate x) * (up x), in the form that the down product
+// What becomes of gate and up: biases that are added first, and one of the table's functions of
+// gate and up.
+struct GateUpFunction {
+  void (*of)(const float* gate, const float* up, int n, float* out) = nullptr;  // null: swiglu
+  const float* gate_bias = nullptr;  // [n_out]; nullptr: none
+  const float* up_bias = nullptr;
+};
+
+// Computes h = silu(gate x) * (up x), or what `function` says, in the form that the down product
 // reads. gate and up have equal shapes, rows and extents; their y are scratch [rows, n_out]. `h`
 // was Reset() to at least [gate.rows, n_out]. Each row of `h` is zero from its output extent to the
 // next multiple of 32, and not written beyond. `low_rank`: LoRA of disjoint rows; must stay valid
 // until the list has run.
 void AddGateUp(StepList& steps, const Kernels& kernels, const MatMulArgs& gate,
                const MatMulArgs& up, Activations* h, std::span<const GateUpLowRank> low_rank = {},
-               bool gelu = false);
+               const GateUpFunction& function = {});
 
 // Computes tiles [tile_begin, tile_end) of the same on the calling thread. Row r of the product
 // becomes row gate.x_row + r of `h`.
 void GateUpTiles(const Kernels& kernels, const MatMulArgs& gate, const MatMulArgs& up,
                  int tile_begin, int tile_end, Activations* h,
-                 std::span<const GateUpLowRank> low_rank = {}, bool gelu = false);
+                 std::span<const GateUpLowRank> low_rank = {}, const GateUpFunction& function = {});
 
 // Computes h = gelu(up x + bias), an MLP's neurons without a gate, as AddGateUp. `bias` [n_out];
 // nullptr: none. All rows compute all outputs.

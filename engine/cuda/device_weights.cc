@@ -21,6 +21,8 @@ int32_t VectorLength(const ModelShape& s, WeightRole role) {
     case WeightRole::kKBias:
     case WeightRole::kVBias:
       return s.kv_rows();
+    case WeightRole::kAttnSinks:
+      return s.heads;
     case WeightRole::kUpBias:
       return s.d_ff;
     case WeightRole::kRopeFrequencies:

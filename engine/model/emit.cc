@@ -115,6 +115,7 @@ class Emitter {
                                             : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
     attend.cap = s.attention_cap;
     attend.window = s.WindowOf(layer);
+    if (s.attention_sinks) Name(Role::kAttnSinks, &attend);
     if (plan_.narrowed()) Add(OpKind::kClearHeads, layer, rows, {}).extents = extents;
     Op& op = Add(OpKind::kAttentionOut, layer, rows, {Role::kOutput});
     if (s.product_biases) Name(Role::kAttnOutputBias, &op);
@@ -153,10 +154,16 @@ class Emitter {
 
   // Such models have no levels.
   void Experts(int32_t layer, int32_t rows) {
-    Add(OpKind::kRoute, layer, rows, {Role::kRouter});
-    Add(OpKind::kExpertGateUp, layer, rows, {Role::kGateExperts, Role::kUpExperts}).activation =
-        facts_.shape.activation;
-    AddBranch(Role::kPostFfnNorm, &Add(OpKind::kExpertDown, layer, rows, {Role::kDownExperts}));
+    const bool biases = facts_.shape.product_biases;
+    Op& route = Add(OpKind::kRoute, layer, rows, {Role::kRouter});
+    if (biases) Name(Role::kRouterBias, &route);
+    Op& gate_up = Add(OpKind::kExpertGateUp, layer, rows, {Role::kGateExperts, Role::kUpExperts});
+    gate_up.activation = facts_.shape.activation;
+    if (biases) Name(Role::kGateExpertsBias, &gate_up);
+    if (biases) Name(Role::kUpExpertsBias, &gate_up);
+    Op& down = Add(OpKind::kExpertDown, layer, rows, {Role::kDownExperts});
+    if (biases) Name(Role::kDownExpertsBias, &down);
+    AddBranch(Role::kPostFfnNorm, &down);
     pending_ = {};
   }
 

@@ -76,6 +76,9 @@ class FactsReader {
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
                            Matrix({WeightRole::kOutput, layer}, s.d_model, s.q_rows()));
     facts.output_panel = output.panel_inputs;
+    if (s.attention_sinks) {
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnSinks, layer}, s.heads).status());
+    }
     if (s.experts > 0) return Experts(layer);
     if (s.gated_mlp) {
       WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
@@ -91,6 +94,13 @@ class FactsReader {
     const ModelShape& s = facts_.shape;
     if (!s.product_biases) return absl::OkStatus();
     WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnOutputBias, layer}, s.d_model).status());
+    if (s.experts > 0) {
+      const int32_t neurons = s.experts * s.expert_neurons;
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kRouterBias, layer}, s.experts).status());
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kGateExpertsBias, layer}, neurons).status());
+      WITHY_RETURN_IF_ERROR(Vector({WeightRole::kUpExpertsBias, layer}, neurons).status());
+      return Vector({WeightRole::kDownExpertsBias, layer}, s.experts * s.d_model).status();
+    }
     WITHY_RETURN_IF_ERROR(Vector({WeightRole::kUpBias, layer}, s.d_ff).status());
     return Vector({WeightRole::kDownBias, layer}, s.d_model).status();
   }
@@ -108,8 +118,10 @@ class FactsReader {
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kRouter, layer}, s.experts, s.d_model).status());
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGateExperts, layer}, neurons, s.d_model).status());
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUpExperts, layer}, neurons, s.d_model).status());
-    return Matrix({WeightRole::kDownExperts, layer}, s.experts * s.d_model, s.expert_neurons)
-        .status();
+    WITHY_RETURN_IF_ERROR(
+        Matrix({WeightRole::kDownExperts, layer}, s.experts * s.d_model, s.expert_neurons)
+            .status());
+    return ProductBiases(layer);
   }
 
   absl::Status Norms(int32_t layer) const {

@@ -425,5 +425,31 @@ TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Sinks and windows hold for guessed tokens, whose keys are scattered, as for those of a prompt.
+TEST(ModelTypesTest, GuessesOfGptOssAreComputedAsPlainTokens) {
+  SynthShape shape = *FindSynthShape("tiny-moe");
+  shape.architecture = "gpt-oss";
+  shape.sliding_window = 9;
+  const TestFolder folder;
+  const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kMXFP4));
+  ASSERT_NE(model, nullptr);
+  const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
+  const ScratchKv plain(model->info(), 64);
+  const std::vector<float> want = RunRows(*model, plain, PlainRows(tokens));
+  const ScratchKv kv(model->info(), 64);
+  RunRows(*model, kv, PlainRows(std::span(tokens).first(18)));
+  const std::vector<int32_t> ancestors = {37};
+  const std::vector<Row> tree = {
+      {.token = tokens[18], .position = 18, .slot = 37, .want_logits = true},
+      {.token = tokens[19],
+       .position = 19,
+       .slot = 50,
+       .want_logits = true,
+       .ancestor_slots = ancestors}};
+  const std::vector<float> got = RunRows(*model, kv, tree);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(),
+                         want.end() - static_cast<ptrdiff_t>(2 * shape.vocab_size)));
+}
+
 }  // namespace
 }  // namespace withy::engine

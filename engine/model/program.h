@@ -38,9 +38,10 @@ enum class OpKind : uint8_t {
   kGateUp,         // neurons = activation(gate * in + B * a) * (up * in + B * a); without a gate
                    // activation(up * in + bias)
   kDown,           // x += W * neurons + bias, or branch = it; a = A * neurons
-  kRoute,          // chooses the experts of each row and their weights, by router * in
-  kExpertGateUp,   // neurons = activation(gate * in) * (up * in), of each expert that the row chose
-  kExpertDown,     // x += sum of weight * (W * neurons) over the row's experts, best
+  kRoute,          // chooses the experts of each row and their weights, by router * in + bias
+  kExpertGateUp,   // neurons = activation(gate * in + bias) * (up * in + bias), or kClampedSilu of
+                   // both, of each expert that the row chose
+  kExpertDown,     // x += sum of weight * (W * neurons + bias) over the row's experts, best
                    // first, or branch = it
   kAddBranch,      // x += scale * rms_norm(branch), or of branch without a norm
   kTap,            // passes x + pending B * a to ModelHooks::layer_tap
@@ -100,8 +101,8 @@ struct Op {
   int32_t add_layer = -1;
   RunRange lower = {};
   LoraPart lower_part = LoraPart::kAttentionIn;
-  // Matrices in the order in which they are multiplied, then their bias; or the vectors that are
-  // applied, a norm before its bias. kHead: the norm, then the matrix.
+  // Matrices in the order in which they are multiplied, then their biases; kAttend: sinks; or the
+  // vectors that are applied, a norm before its bias. kHead: the norm, then the matrix.
   std::array<WeightName, kMaxWeights> weights = {};
   uint8_t weight_count = 0;
 

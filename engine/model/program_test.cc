@@ -25,8 +25,10 @@ namespace {
 class ProgramTest : public ::testing::Test {
  protected:
   void Open(const std::vector<int32_t>& levels = {}, const std::string& architecture = "llama") {
-    SynthShape shape = TinyShape();
+    const bool experts = FindArchitecture(architecture)->experts;
+    SynthShape shape = experts ? *FindSynthShape("tiny-moe") : TinyShape();
     shape.architecture = architecture;
+    shape.sliding_window = experts ? 40 : 0;
     shape.levels = levels;
     ThreadPool pool(1);
     auto path = EnsurePacked(WriteTiny(folder_, shape, GgmlType::kQ8_0), folder_.path(), pool, {});
@@ -116,6 +118,16 @@ TEST_F(ProgramTest, BiasesAndPositionsAreOperandsOfTheSameOperations) {
     if (op.kind != OpKind::kStoreKv) continue;
     EXPECT_EQ(op.rope, ModelShape::kNoRope);
   }
+}
+
+TEST_F(ProgramTest, SinksAndBiasesOfExpertsAreOperandsOfTheSameOperations) {
+  Open({}, "gpt-oss");
+  const std::vector<Row> rows = {{.token = 3, .position = 5, .slot = 5, .want_logits = true}};
+  const Program& program = Write(BatchOf(rows));
+  EXPECT_THAT(Names(program, 0),
+              ::testing::ElementsAre("norm", "qkv", "store_kv", "attend", "attention_out", "norm",
+                                     "route", "expert_gate_up", "expert_down"));
+  ExpectEveryWeightIsNamedOnce(program);
 }
 
 TEST_F(ProgramTest, HiddenStatesNeedNoHead) {

@@ -116,8 +116,9 @@ struct NamedType {
   std::string_view name;
   GgmlType type;
 };
-constexpr std::array<NamedType, 5> kTypes = {{{"q8_0", GgmlType::kQ8_0},
+constexpr std::array<NamedType, 6> kTypes = {{{"q8_0", GgmlType::kQ8_0},
                                               {"q4_0", GgmlType::kQ4_0},
+                                              {"mxfp4", GgmlType::kMXFP4},
                                               {"f16", GgmlType::kF16},
                                               {"bf16", GgmlType::kBF16},
                                               {"f32", GgmlType::kF32}}};
@@ -151,8 +152,19 @@ uint64_t Mix(uint64_t seed, std::string_view name) {
   return hash;
 }
 
+bool HasBlocks(GgmlType type) {
+  return type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0 || type == GgmlType::kMXFP4;
+}
+
 // Fills one row's blocks of 32 with random bytes; every block has the same scale.
 void FillBlocks(GgmlType type, float deviation, Random* random, std::span<uint8_t> row) {
+  if (type == GgmlType::kMXFP4) {
+    constexpr float kDeviation = 2.93f;  // of uniform codes at a scale of 1, whose exponent is 127
+    random->Fill(row);
+    const auto exponent = std::lround(127.0f + std::log2(deviation / kDeviation));
+    for (size_t at = 0; at < row.size(); at += 17) row[at] = static_cast<uint8_t>(exponent);
+    return;
+  }
   const size_t block_bytes = type == GgmlType::kQ8_0 ? 34 : 18;
   // Standard deviation of uniform quants in -128..127 and in -8..7.
   const float quant_deviation = type == GgmlType::kQ8_0 ? 73.9f : 4.61f;
@@ -272,15 +284,16 @@ class Synthesizer {
         Vector(blk + "attn_q_norm.weight", whole ? q_rows : s.head_dim, 1.0f);
         Vector(blk + "attn_k_norm.weight", whole ? kv_rows : s.head_dim, 1.0f);
       }
-      Norms(blk + "ffn_norm", blk + "post_ffw_norm.weight");
-      if (architecture_->product_biases) {
-        Vector(blk + "attn_output.bias", s.d_model, 0.0f);
-        Vector(blk + "ffn_up.bias", s.d_ff, 0.0f);
-        Vector(blk + "ffn_down.bias", s.d_model, 0.0f);
-      }
+      Norms(blk + std::string(architecture_->ffn_norm), blk + "post_ffw_norm.weight");
+      if (architecture_->attention_sinks) Vector(blk + "attn_sinks.weight", s.heads, 1.0f);
+      if (architecture_->product_biases) Vector(blk + "attn_output.bias", s.d_model, 0.0f);
       if (architecture_->experts) {
         Experts(blk, into_residual);
         continue;
+      }
+      if (architecture_->product_biases) {
+        Vector(blk + "ffn_up.bias", s.d_ff, 0.0f);
+        Vector(blk + "ffn_down.bias", s.d_model, 0.0f);
       }
       if (architecture_->fused_gate_up) {
         Matrix(blk + "ffn_up", 2 * s.d_ff, s.d_model, 1.5f);
@@ -298,6 +311,15 @@ class Synthesizer {
     Tensor(blk + "ffn_gate_exps.weight", type_, {s.d_model, s.d_ff, s.experts}, 1.5f);
     Tensor(blk + "ffn_up_exps.weight", type_, {s.d_model, s.d_ff, s.experts}, 1.5f);
     Tensor(blk + "ffn_down_exps.weight", type_, {s.d_ff, s.d_model, s.experts}, into_residual);
+    if (!architecture_->product_biases) return;
+    Vector(blk + "ffn_gate_inp.bias", s.experts, 0.0f);
+    ExpertBiases(blk + "ffn_gate_exps.bias", s.d_ff);
+    ExpertBiases(blk + "ffn_up_exps.bias", s.d_ff);
+    ExpertBiases(blk + "ffn_down_exps.bias", s.d_model);
+  }
+
+  void ExpertBiases(const std::string& name, int32_t outputs) {
+    Tensor(name, GgmlType::kF32, {outputs, shape_.experts}, 2.0f);
   }
 
   void Norms(const std::string& before, const std::string& after) {
@@ -344,13 +366,12 @@ class Synthesizer {
 
   // Small relative to the weights, like a trained LoRA.
   void AddLora(const ModelShape& shape, int32_t percent, int32_t layer, const LayerExtent& extent) {
-    const bool blocks = type_ == GgmlType::kQ8_0 || type_ == GgmlType::kQ4_0;
     for (int i = 0; i < kLoraParts && shape_.lora_rank > 0; ++i) {
       const auto part = static_cast<LoraPart>(i);
       const LoraShape size = LoraShapeOf(part, shape, extent, shape_.lora_rank);
       if (size.empty()) continue;
       const float gain = IsLoraIn(part) ? 1.0f : 0.02f * std::sqrt(static_cast<float>(size.cols));
-      Tensor(LoraName(percent, layer, part), blocks ? GgmlType::kQ8_0 : type_,
+      Tensor(LoraName(percent, layer, part), HasBlocks(type_) ? GgmlType::kQ8_0 : type_,
              {size.cols, size.rows}, gain);
     }
   }
@@ -371,10 +392,9 @@ class Synthesizer {
       WITHY_ASSIGN_OR_RETURN(uint64_t bytes, RowBytes(type, cols));
       Random random(seed);
       std::vector<uint8_t> row(bytes);
-      const bool blocks = type == GgmlType::kQ8_0 || type == GgmlType::kQ4_0;
       for (int64_t i = 0; i < rows; ++i) {
-        blocks ? FillBlocks(type, deviation, &random, row)
-               : FillFloats(type, deviation, &random, row);
+        HasBlocks(type) ? FillBlocks(type, deviation, &random, row)
+                        : FillFloats(type, deviation, &random, row);
         WITHY_RETURN_IF_ERROR(sink(row));
       }
       return absl::OkStatus();
@@ -456,7 +476,7 @@ absl::StatusOr<GgmlType> FindSynthType(std::string_view name) {
   }
   return absl::InvalidArgumentError(absl::StrCat("type \"", ToAbsl(name),
                                                  "\" cannot be written; there are q8_0, q4_0, "
-                                                 "f16, bf16, f32"));
+                                                 "mxfp4, f16, bf16, f32"));
 }
 
 absl::Status WriteSynthModel(const SynthShape& shape, GgmlType type, uint64_t seed,

@@ -27,7 +27,7 @@ struct SynthShape {
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   int32_t sliding_window = 0;  // 0: the file names none
-  // "qwen3moe" only: MLPs of d_ff neurons, and how many of them a token uses.
+  // Of architectures with experts: MLPs of d_ff neurons, and how many of them a token uses.
   int32_t experts = 0;
   int32_t experts_used = 0;
   float rope_base = 10000.0f;
@@ -47,7 +47,7 @@ struct SynthShape {
 std::vector<std::string> SynthShapeNames();
 // Errors: NOT_FOUND listing the names.
 absl::StatusOr<SynthShape> FindSynthShape(std::string_view name);
-// "q8_0", "q4_0", "f16", "f32", "bf16". Errors: INVALID_ARGUMENT listing them.
+// "q8_0", "q4_0", "mxfp4", "f16", "f32", "bf16". Errors: INVALID_ARGUMENT listing them.
 absl::StatusOr<GgmlType> FindSynthType(std::string_view name);
 
 // Streams the model into a GGUF, with a few MiB of memory for any shape. `progress`: (bytes

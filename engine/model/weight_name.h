@@ -31,23 +31,28 @@ enum class WeightRole : uint8_t {
   kQBias,  // [q_rows], query heads in packed order
   kKBias,  // [kv_rows]
   kVBias,
+  kAttnSinks,  // [heads] in packed order
   // Of a mixture of experts, whose matrices lie one below the other.
-  kRouter,          // [experts, d_model]
-  kGateExperts,     // [experts * expert_neurons, d_model]
-  kUpExperts,       // [experts * expert_neurons, d_model]
-  kDownExperts,     // [experts * d_model, expert_neurons]
-  kAttnOutputBias,  // [d_model]
-  kUpBias,          // [d_ff]
-  kDownBias,        // [d_model]
-  kQ,               // [q_rows, d_model], rows in QueryHeadOrder
-  kK,               // [kv_rows, d_model]
-  kV,               // [kv_rows, d_model]
-  kOutput,          // [d_model, q_rows], columns in QueryHeadOrder
-  kGate,            // [d_ff, d_model]; not of an MLP without a gate
-  kUp,              // [d_ff, d_model]
-  kDown,            // [d_model, d_ff]
+  kRouter,           // [experts, d_model]
+  kGateExperts,      // [experts * expert_neurons, d_model]
+  kUpExperts,        // [experts * expert_neurons, d_model]
+  kDownExperts,      // [experts * d_model, expert_neurons]
+  kAttnOutputBias,   // [d_model]
+  kUpBias,           // [d_ff]
+  kDownBias,         // [d_model]
+  kRouterBias,       // [experts]
+  kGateExpertsBias,  // [experts * expert_neurons]
+  kUpExpertsBias,    // [experts * expert_neurons]
+  kDownExpertsBias,  // [experts * d_model]
+  kQ,                // [q_rows, d_model], rows in QueryHeadOrder
+  kK,                // [kv_rows, d_model]
+  kV,                // [kv_rows, d_model]
+  kOutput,           // [d_model, q_rows], columns in QueryHeadOrder
+  kGate,             // [d_ff, d_model]; not of an MLP without a gate
+  kUp,               // [d_ff, d_model]
+  kDown,             // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 32;
+inline constexpr int kWeightRoles = 37;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

@@ -11,6 +11,14 @@ OutputConstraint::OutputConstraint(const OutputGrammar* grammar, const Tokenizer
   if (active()) mask_.resize(MaskWords(grammar->vocab_size()));
 }
 
+void OutputConstraint::BeginBehind(std::span<const int32_t> prompt) {
+  if (!active()) return;
+  channels_ = Channels::Of(tokenizer_);
+  if (!channels_) return;
+  channels_->BeginBehind(prompt);
+  in_thought_ = !channels_->InAnswer();
+}
+
 void OutputConstraint::AllowThought() {
   std::fill(mask_.begin(), mask_.end(), ~uint32_t{0});
   for (const int32_t end : tokenizer_.end_of_generation_ids()) {
@@ -43,6 +51,11 @@ void OutputConstraint::Accept(int32_t token) {
     return;
   }
   const bool control = tokenizer_.IsControl(token);
+  if (channels_) {
+    channels_->Push(token, control ? "" : std::string(tokenizer_.TokenBytes(token)));
+    in_thought_ = !channels_->InAnswer();
+    return;
+  }
   thought_tail_ += control ? tokenizer_.TokenText(token) : tokenizer_.TokenBytes(token);
   in_thought_ = thought_tail_.find(kThoughtEnd) == std::string::npos;
   if (thought_tail_.size() > kThoughtEnd.size()) {

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/output/channels.h"
 #include "engine/sampling/output_grammar.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -25,6 +27,8 @@ class OutputConstraint {
   bool active() const { return state_ != nullptr; }
   // The answer begins inside of a thought: the grammar holds behind its end.
   void BeginInThought() { in_thought_ = active(); }
+  // Behind this prompt. Where answers have channels, the grammar holds in the message for the user.
+  void BeginBehind(std::span<const int32_t> prompt);
 
   // Tokens that may come next, [MaskWords(the grammar's vocab_size)]; empty: all. Valid until the
   // next call of another method. Errors: FAILED_PRECONDITION where the vocabulary has no token that
@@ -50,7 +54,8 @@ class OutputConstraint {
 
   const Tokenizer& tokenizer_;
   std::unique_ptr<GrammarState> state_;
-  bool in_thought_ = false;
+  std::optional<Channels> channels_;
+  bool in_thought_ = false;     // or in a header
   std::string thought_tail_;    // its latest bytes
   std::vector<uint32_t> mask_;  // of the next token, if `filled_`
   bool filled_ = false;

@@ -29,7 +29,12 @@ AnswerStream::AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens,
     : tokenizer_(tokenizer),
       max_tokens_(max_tokens),
       decoder_(tokenizer, std::move(shown)),
+      channels_(Channels::Of(tokenizer)),
       stop_(std::move(stops)) {}
+
+void AnswerStream::BeginBehind(std::span<const int32_t> prompt) {
+  if (channels_) channels_->BeginBehind(prompt);
+}
 
 std::string AnswerStream::Show(std::string text) {
   text_ += text;
@@ -39,7 +44,9 @@ std::string AnswerStream::Show(std::string text) {
 std::string AnswerStream::Push(int32_t id) {
   if (tokenizer_.IsEndOfGeneration(id)) return Finish(FinishReason::kEndOfTurn);
   ids_.push_back(id);
-  std::string shown = Show(stop_.Push(decoder_.Push(id)));
+  std::string text = decoder_.Push(id);
+  if (channels_) text = channels_->Push(id, std::move(text));
+  std::string shown = Show(stop_.Push(text));
   if (stop_.stopped()) {
     reason_ = FinishReason::kStopString;
   } else if (static_cast<int32_t>(ids_.size()) >= max_tokens_) {
@@ -49,7 +56,9 @@ std::string AnswerStream::Push(int32_t id) {
 }
 
 std::string AnswerStream::Finish(FinishReason reason) {
-  std::string rest = stop_.Push(decoder_.Flush());
+  std::string text = decoder_.Flush();
+  if (channels_) text = channels_->Push(kNoToken, std::move(text)) + channels_->Finish();
+  std::string rest = stop_.Push(text);
   reason_ = stop_.stopped() ? FinishReason::kStopString : reason;
   if (!stop_.stopped()) rest += stop_.Flush();
   return Show(std::move(rest));

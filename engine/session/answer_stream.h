@@ -7,10 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/output/channels.h"
 #include "engine/sampling/stop.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -36,6 +39,11 @@ class AnswerStream {
   AnswerStream(const Tokenizer& tokenizer, int32_t max_tokens, std::vector<std::string> stops,
                std::vector<int32_t> shown = {});
 
+  // Before the first token: the prompt's.
+  void BeginBehind(std::span<const int32_t> prompt);
+  // Whether the answer comes in messages on channels. Its ids then are not those of its text.
+  bool has_channels() const { return channels_.has_value(); }
+
   // Adds the next token and returns the text that can be shown now: whole characters, without text
   // that might begin a stop string. Must not be called once finished.
   std::string Push(int32_t id);
@@ -55,6 +63,7 @@ class AnswerStream {
   const Tokenizer& tokenizer_;
   const int32_t max_tokens_;
   StreamDecoder decoder_;
+  std::optional<Channels> channels_;
   StopMatcher stop_;
   FinishReason reason_ = FinishReason::kNone;
   std::string text_;

@@ -116,11 +116,13 @@ absl::StatusOr<SoloResult> AnswerAlone(Model& model, const ConversationEncoder& 
   WITHY_ASSIGN_OR_RETURN(Sampler sampler, MakeSampler(request.sampling, encoder.tokenizer()));
   result.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
   sampler.BeginAnswer(result.prompt_tokens);
-  SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
-              LevelIndex(model.info(), request.level_percent));
   const AnswerTools tools = encoder.ToolsOf({}, request.prompt);
   AnswerStream answer(encoder.tokenizer(), request.max_tokens, request.stop, tools.markers());
   OutputConstraint constraint(request.grammar.get(), encoder.tokenizer());
+  answer.BeginBehind(prompt.ids);
+  constraint.BeginBehind(prompt.ids);
+  SoloRun run(model, options, hooks, clock, std::move(prompt.ids),
+              LevelIndex(model.info(), request.level_percent));
   if (prompt.answer_begins_in_thought) constraint.BeginInThought();
   const auto emit = [&](const AnswerDelta& delta) {
     if (hooks.on_delta && (delta.token.has_value() || !delta.text.empty())) hooks.on_delta(delta);

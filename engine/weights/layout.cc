@@ -90,7 +90,8 @@ class Planner {
   absl::Status PlanEnds() {
     const ModelShape& s = layout_.shape;
     WITHY_RETURN_IF_ERROR(Matrix("token_embd", ".weight", s.vocab_size, s.d_model, s.d_model));
-    if (file_.FindTensor("output.weight") != nullptr) {
+    if (FindArchitecture(s.architecture)->needs_head ||
+        file_.FindTensor("output.weight") != nullptr) {
       WITHY_RETURN_IF_ERROR(Matrix("output", ".weight", s.vocab_size, s.d_model, s.d_model));
     }
     if (s.learned_positions) {
@@ -126,7 +127,8 @@ class Planner {
       return absl::StrCat("blk.", layer, ".", ToAbsl(part));
     };
     offset_ = RoundUp(offset_, kPackedPage);
-    WITHY_RETURN_IF_ERROR(PlanNorms(name("attn"), name("post_attention_norm")));
+    WITHY_RETURN_IF_ERROR(
+        PlanNorms(name("attn"), name("attn_norm.weight"), name("post_attention_norm")));
     if (s.qk_norm == QkNorm::kHeads) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.head_dim));
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
@@ -135,16 +137,24 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.kv_rows()));
     }
     WITHY_RETURN_IF_ERROR(PlanQkvBiases(name("attn_"), q_rows));
-    WITHY_RETURN_IF_ERROR(PlanNorms(name("ffn"), name("post_ffw_norm")));
+    const Architecture& architecture = *FindArchitecture(s.architecture);
+    WITHY_RETURN_IF_ERROR(
+        PlanNorms(name("ffn"), name(architecture.ffn_norm) + ".weight", name("post_ffw_norm")));
+    if (s.attention_sinks) {
+      WITHY_RETURN_IF_ERROR(Vector(name("attn_sinks"), ".weight", s.heads,
+                                   rank_major ? heads : std::vector<int32_t>()));
+    }
     WITHY_RETURN_IF_ERROR(PlanQkv(name("attn_"), q_rows));
     WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), ".weight", s.d_model, s.q_rows(),
                                  PanelInputs(unit), {}, o_blocks));
     if (s.product_biases) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_output"), ".bias", s.d_model));
+    }
+    if (s.experts > 0) return PlanExperts(name("ffn_"));
+    if (s.product_biases) {
       WITHY_RETURN_IF_ERROR(Vector(name("ffn_up"), ".bias", s.d_ff));
       WITHY_RETURN_IF_ERROR(Vector(name("ffn_down"), ".bias", s.d_model));
     }
-    if (s.experts > 0) return PlanExperts(name("ffn_"));
     if (s.fused_gate_up) {
       const std::string fused = name("ffn_up.weight");
       WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, 0, name("ffn_gate"), s.d_ff));
@@ -161,6 +171,12 @@ class Planner {
   // The router, and the matrices of all experts one below the other, each in whole tiles.
   absl::Status PlanExperts(const std::string& prefix) {
     const ModelShape& s = layout_.shape;
+    if (s.product_biases) {
+      WITHY_RETURN_IF_ERROR(Vector(prefix + "gate_inp", ".bias", s.experts));
+      WITHY_RETURN_IF_ERROR(ExpertBiases(prefix + "gate_exps", s.expert_neurons));
+      WITHY_RETURN_IF_ERROR(ExpertBiases(prefix + "up_exps", s.expert_neurons));
+      WITHY_RETURN_IF_ERROR(ExpertBiases(prefix + "down_exps", s.d_model));
+    }
     WITHY_RETURN_IF_ERROR(Matrix(prefix + "gate_inp", ".weight", s.experts, s.d_model, s.d_model));
     WITHY_RETURN_IF_ERROR(Experts(prefix + "gate_exps", s.expert_neurons, s.d_model));
     WITHY_RETURN_IF_ERROR(Experts(prefix + "up_exps", s.expert_neurons, s.d_model));
@@ -179,10 +195,24 @@ class Planner {
                      "; the metadata asks for three, the last of ", experts, " experts"));
   }
 
-  // The norms before attention or MLP and after it, as far as the architecture has them.
-  absl::Status PlanNorms(const std::string& part, const std::string& after) {
+  // The tensor's dimensions are [experts, outputs]; as one vector.
+  absl::Status ExpertBiases(const std::string& name, int32_t outputs) {
+    const int32_t experts = layout_.shape.experts;
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(name + ".bias", experts, outputs));
+    return VectorOf(*source, name + ".bias", experts * outputs, {});
+  }
+
+  // The norms before attention or MLP, whose tensor is `before`, and after it, as far as the
+  // architecture has them.
+  absl::Status PlanNorms(const std::string& part, const std::string& before,
+                         const std::string& after) {
     const ModelShape& s = layout_.shape;
-    if (s.pre_norms) WITHY_RETURN_IF_ERROR(NormOf(part + "_norm"));
+    if (s.pre_norms && before != part + "_norm.weight") {
+      WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(before, 1, s.d_model));
+      WITHY_RETURN_IF_ERROR(VectorOf(*source, part + "_norm", s.d_model, {}));
+    } else if (s.pre_norms) {
+      WITHY_RETURN_IF_ERROR(NormOf(part + "_norm"));
+    }
     return s.post_norms ? Vector(after, ".weight", s.d_model) : absl::OkStatus();
   }
 

@@ -91,6 +91,7 @@ class ShapeReader {
     shape_.post_norms = architecture_->post_norms;
     shape_.activation = architecture_->activation;
     shape_.fused_gate_up = architecture_->fused_gate_up;
+    shape_.attention_sinks = architecture_->attention_sinks;
     return absl::OkStatus();
   }
 
@@ -135,12 +136,18 @@ class ShapeReader {
 
   absl::Status RefuseOtherExperts() {
     constexpr int64_t kSoftmax = 1;
+    constexpr int64_t kSoftmaxOfChosen = 3;
+    const std::string gating_key = keys_.Key("expert_gating_func");
+    WITHY_ASSIGN_OR_RETURN(const int64_t gating, file_.GetIntOr(gating_key, kSoftmax));
+    const bool of_chosen = architecture_->weighs_chosen_experts && gating == kSoftmaxOfChosen;
     WITHY_RETURN_IF_ERROR(
         RefuseBeyond("expert_shared_count", 0, "only models without shared experts are supported"));
     WITHY_RETURN_IF_ERROR(RefuseBeyond("leading_dense_block_count", 0,
                                        "only models with experts in every layer are supported"));
-    WITHY_RETURN_IF_ERROR(RefuseBeyond("expert_gating_func", kSoftmax,
-                                       "only routers with a softmax (1) are supported"));
+    if (!of_chosen) {
+      WITHY_RETURN_IF_ERROR(RefuseBeyond("expert_gating_func", kSoftmax,
+                                         "only routers with a softmax (1) are supported"));
+    }
     return RefuseBeyond("expert_group_count", 1, "only routers without groups are supported");
   }
 
@@ -195,6 +202,10 @@ class ShapeReader {
   absl::Status ReadWindows() {
     const std::string key = keys_.Key("attention.sliding_window");
     WITHY_ASSIGN_OR_RETURN(const int64_t window, file_.GetIntOr(key, architecture_->window));
+    if (architecture_->needs_window) {
+      int32_t named = 0;
+      WITHY_RETURN_IF_ERROR(ReadCount(key, kMaxContext, 0, &named));
+    }
     // Layers of a pattern may have another RoPE, too.
     const bool hides = window < shape_.context_length;
     if (window <= 0 || (!hides && architecture_->window_rule != WindowRule::kPattern)) {
@@ -351,7 +362,8 @@ std::string BeyondLlama(const ModelShape& s) {
   add(!s.gated_mlp, "an MLP without a gate");
   add(s.qk_norm == QkNorm::kWhole, "norms of whole Q and K");
   add(!s.pre_norms || s.post_norms, "norms after attention and MLP");
-  add(s.activation != Activation::kSilu, "GELU");
+  add(s.activation == Activation::kGelu, "GELU");
+  add(s.activation == Activation::kClampedSilu, "a clamped activation");
   add(s.experts > 0, "experts");
   add(s.embedding_scale != 1.0f, "scaled embeddings");
   add(s.residual_scale != 1.0f, "scaled residuals");
@@ -359,6 +371,7 @@ std::string BeyondLlama(const ModelShape& s) {
   add(s.logit_scale != 1.0f, "scaled logits");
   add(s.attention_cap > 0.0f || s.logit_cap > 0.0f, "soft-caps");
   add(!s.windows.empty(), "sliding windows");
+  add(s.attention_sinks, "attention sinks");
   return text;
 }
 

@@ -51,6 +51,7 @@ struct ModelShape {
   bool post_norms = false;
   Activation activation = Activation::kSilu;
   bool fused_gate_up = false;
+  bool attention_sinks = false;
   // Mixture of experts: the MLP is `experts` MLPs of expert_neurons neurons each, of which a router
   // chooses experts_used for each row. Their weights are a softmax, over the chosen ones if
   // normed_expert_weights, else over all, times expert_weight_scale. 0: the MLP is one.

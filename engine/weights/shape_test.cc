@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -497,6 +498,73 @@ TEST(ShapeTest, Gpt2HasLearnedPositionsAndItsOwnKeyOfEpsilon) {
             "learned positions, LayerNorm, biases of all products, an MLP without a gate, GELU");
   EXPECT_THAT(std::string(ShapeOf("gpt2", [](GgufWriter&) {}).status().message()),
               HasSubstr("gpt2.attention.layer_norm_epsilon"));
+}
+
+TEST(ShapeTest, GptOssMustNameItsWindowAndMayNameItsRouter) {
+  const auto with = [](const std::function<void(GgufWriter&)>& change) {
+    return ShapeOf("gpt-oss", [&](GgufWriter& w) {
+      w.Set<uint32_t>("gpt-oss.expert_count", 12);
+      w.Set<uint32_t>("gpt-oss.expert_used_count", 4);
+      w.Set<uint32_t>("gpt-oss.attention.sliding_window", 128);
+      change(w);
+    });
+  };
+  const auto plain = with([](GgufWriter&) {});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->windows, (std::vector<int32_t>{128, 0, 128, 0, 128, 0}));
+  EXPECT_EQ(BeyondLlama(*plain),
+            "biases of all products, a clamped activation, experts, sliding windows, attention "
+            "sinks");
+  EXPECT_EQ(plain->expert_neurons, plain->d_ff / 4);
+  EXPECT_TRUE(plain->normed_expert_weights);
+  EXPECT_TRUE(with([](GgufWriter& w) { w.Set<uint32_t>("gpt-oss.expert_gating_func", 3); }).ok());
+  for (const uint32_t other : {0u, 2u, 4u}) {
+    const auto refused =
+        with([&](GgufWriter& w) { w.Set<uint32_t>("gpt-oss.expert_gating_func", other); });
+    EXPECT_EQ(refused.ok(), other == 0) << other;
+  }
+  for (const int32_t window : {0, -1, 1}) {
+    const absl::Status refused = with([&](GgufWriter& w) {
+                                   w.Set<int32_t>("gpt-oss.attention.sliding_window", window);
+                                 }).status();
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("gpt-oss.attention.sliding_window is ", window)));
+  }
+  const absl::Status missing = ShapeOf("gpt-oss", [](GgufWriter& w) {
+                                 w.Set<uint32_t>("gpt-oss.expert_count", 12);
+                                 w.Set<uint32_t>("gpt-oss.expert_used_count", 4);
+                               }).status();
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("gpt-oss.attention.sliding_window"));
+}
+
+// The range of pairs that YaRN blends ends where the model was trained to, not at whole pairs.
+TEST(ShapeTest, YarnOfGptOssIsNotRounded) {
+  const auto of = [](const std::string& a) {
+    return ShapeOf(a, [&](GgufWriter& w) {
+      w.Set<uint32_t>(a + ".expert_count", 12);
+      w.Set<uint32_t>(a + ".expert_used_count", 4);
+      w.Set<uint32_t>(a + ".attention.sliding_window", 128);
+      w.SetString(a + ".rope.scaling.type", "yarn");
+      w.Set<float>(a + ".rope.scaling.factor", 32.0f);
+      w.Set<uint32_t>(a + ".rope.scaling.original_context_length", 512);
+    });
+  };
+  const auto exact = of("gpt-oss");
+  const auto rounded = of("qwen3moe");
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  ASSERT_TRUE(rounded.ok()) << rounded.status();
+  EXPECT_EQ(exact->rope_scales, rounded->rope_scales);
+  EXPECT_NE(exact->rope_frequencies, rounded->rope_frequencies);
+  const double dims = exact->rope_dims;
+  const auto dim_of = [&](double turns) {
+    return dims * std::log(512 / (turns * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
+  };
+  for (size_t i = 0; i < exact->rope_frequencies.size(); ++i) {
+    const double ramp = (static_cast<double>(i) - dim_of(32)) / (dim_of(1) - dim_of(32));
+    const double keep = 1 - std::min(1.0, std::max(0.0, ramp));
+    const double plain = std::pow(10000.0, -2.0 * static_cast<double>(i) / dims);
+    EXPECT_NEAR(exact->rope_frequencies[i], plain * (keep + (1 - keep) / 32), 1e-6 * plain);
+  }
 }
 
 TEST(ShapeTest, TheVocabularyHoldsTheTokenizers) {

@@ -19,6 +19,12 @@ CallAnswer::CallAnswer(const engine::Tokenizer& tokenizer, const CallRequest& re
       constraint_(
           std::make_unique<engine::OutputConstraint>(request.answer.grammar.get(), tokenizer)) {}
 
+void CallAnswer::BeginBehind(std::span<const int32_t> prompt) {
+  sampler_.BeginAnswer(static_cast<int32_t>(prompt.size()));
+  stream_.BeginBehind(prompt);
+  constraint_->BeginBehind(prompt);
+}
+
 absl::StatusOr<engine::AnswerDelta> CallAnswer::Pick(std::span<const float> logits,
                                                      int32_t level_percent, int32_t window,
                                                      std::vector<int32_t>* ids) {
@@ -78,10 +84,11 @@ engine::Segment CallAnswer::RecordSegment(int32_t level_percent, int64_t unix_s)
   segment.role = "assistant";
   engine::AnswerParts parts = InParts();
   const size_t whole_bytes = parts.text.size();
-  if (request_.record_without_thought) {
+  // The next prompt has the answer's own message alone, not the tokens of all channels.
+  if (request_.record_without_thought || stream_.has_channels()) {
     parts.text = engine::WithoutThought(parts.text, begins_in_thought_);
   }
-  const bool whole = parts.text.size() == whole_bytes;
+  const bool whole = parts.text.size() == whole_bytes && !stream_.has_channels();
   segment.text = std::move(parts.text);
   segment.tool_calls = std::move(parts.calls);
   segment.level_percent = level_percent;

@@ -25,8 +25,8 @@ class CallAnswer {
   CallAnswer(const engine::Tokenizer& tokenizer, const CallRequest& request,
              engine::Sampler sampler, engine::AnswerTools tools, telemetry::Recorder* recorder);
 
-  // Index in the context of its first token.
-  void BeginAt(int32_t prompt_tokens) { sampler_.BeginAnswer(prompt_tokens); }
+  // Behind this prompt.
+  void BeginBehind(std::span<const int32_t> prompt);
   // The prompt ends inside of a thought, which the answer goes on with.
   void BeginInThought() {
     begins_in_thought_ = true;

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionEnv& env,
                          session->text_.Encode(tokens.window, cancelled));
   tokens.ids = std::move(encoded.ids);
   tokens.prompt_end = tokens.count();
-  session->answer_.BeginAt(tokens.prompt_end);
+  session->answer_.BeginBehind(tokens.ids);
   if (encoded.answer_begins_in_thought) session->answer_.BeginInThought();
   const bool rewritten = encoded.stable_tokens < encoded.history_tokens;
   const bool cut = request.answer.truncation != engine::Truncation::kRecord;

@@ -241,6 +241,49 @@ TEST_F(ThinkingSessionTest, ARecordMayLackTheThought) {
   }
 }
 
+// A vocabulary whose answers come on channels.
+struct ChannelFixture : engine::ChatFixture {
+  ChannelFixture() {
+    for (const char* text :
+         {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"}) {
+      vocab.Add(text, engine::TokenKind::kControl);
+    }
+    tokenizer = vocab.Make("gpt2", "gpt-2").value();
+    encoder.emplace(*tokenizer, chat);
+  }
+};
+
+struct ChannelParts {
+  int32_t Next(const std::vector<int32_t>& history) const {
+    const std::vector<int32_t> said = chat_.Ids(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"
+        "<|message|>Yes.<|return|>");
+    const auto turn = std::find(history.rbegin(), history.rend(), chat_.start);
+    const auto behind = static_cast<size_t>(turn - history.rbegin());
+    return said[behind - std::string("assistant\n").size()];
+  }
+
+  ChannelFixture chat_;
+  engine::FakeModel model_{chat_.tokenizer->vocab_size(), 1024,
+                           [this](const std::vector<int32_t>& history) { return Next(history); }};
+};
+
+class ChannelSessionTest : public testing::Test, protected ChannelParts, protected SessionRig {
+ protected:
+  ChannelSessionTest() : SessionRig(model_, chat_, 1024) {}
+};
+
+// Of an answer on channels the record keeps what the next prompt shows, and no tokens.
+TEST_F(ChannelSessionTest, TheRecordHasTheAnswersMessageAlone) {
+  EXPECT_EQ(Finish(*Create(Ask(std::string(100, 'q'), 100)), 64).text, "<think>Hm.</think>Yes.");
+  ASSERT_EQ(record_.size(), 2u);
+  EXPECT_EQ(record_[1].text, "Yes.");
+  EXPECT_TRUE(record_[1].token_ids.empty());
+  const auto next = Create(Ask("And?", 100));
+  EXPECT_FALSE(next->kv().faulty_chunk());
+  EXPECT_GE(next->usage().reused_tokens, 100 / engine::kChunkTokens * engine::kChunkTokens);
+}
+
 TEST_F(SessionTest, SecondCallComputesOnlyWhatIsNew) {
   auto first = Create(Ask("tell me something"));
   EXPECT_EQ(first->usage().reused_tokens, 0);

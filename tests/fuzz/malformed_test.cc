@@ -1,5 +1,6 @@
 // Files that are wrong in one known place are refused, with the name of the place and what to do:
-// every tensor and key of a GPT-2 model, and every key of a Unigram vocabulary. Neighbours:
+// every tensor and key of a GPT-2 and a gpt-oss model, and every key of a Unigram vocabulary.
+// Neighbours:
 // gguf_fuzz.cc damages files at random and asks only that nothing breaks.
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -28,7 +29,8 @@
 namespace withy::engine {
 namespace {
 
-constexpr char kModel[] = "tests/golden/data/gpt2.gguf";
+constexpr char kGpt2[] = "tests/golden/data/gpt2.gguf";
+constexpr char kGptOss[] = "tests/golden/data/gpt-oss.gguf";
 constexpr char kVocabulary[] = "tests/golden/data/tokenizers/unigram.gguf";
 constexpr char kCharsmap[] = "tokenizer.ggml.precompiled_charsmap";
 
@@ -86,10 +88,24 @@ class MalformedTest : public testing::Test {
     })) << message;
   }
 
+  // At least a hundred of them.
+  void ExpectAllRefused(const GgufFile& model, std::vector<Fault> faults,
+                        const std::vector<Fault>& more) {
+    const absl::Status right = PlanLayout(model).status();
+    ASSERT_TRUE(right.ok()) << right;
+    faults.insert(faults.end(), more.begin(), more.end());
+    EXPECT_GE(faults.size(), 100u);
+    for (const Fault& fault : faults) {
+      const GgufFile file = Write(model, fault);
+      ExpectRefused(PlanLayout(file).status(), fault.place);
+    }
+  }
+
   std::string path_;
 };
 
-std::vector<Fault> FaultsOfTensors(const GgufFile& model) {
+// `others`: names of tensors that the architecture lacks.
+std::vector<Fault> FaultsOfTensors(const GgufFile& model, const std::vector<std::string>& others) {
   std::vector<Fault> faults;
   for (const TensorInfo& tensor : model.tensors()) {
     faults.push_back({.place = tensor.name, .without = true});
@@ -99,13 +115,11 @@ std::vector<Fault> FaultsOfTensors(const GgufFile& model) {
     std::vector<int64_t> wider = tensor.dims;
     wider.front() += 32;
     faults.push_back({.place = tensor.name, .dims = wider});
-    if (tensor.dims.size() == 1) {
+    if (tensor.dims.size() == 1 && tensor.dims[0] % 32 == 0) {
       faults.push_back({.place = tensor.name, .dims = tensor.dims, .type = GgmlType::kQ8_0});
     }
   }
-  for (const char* other :
-       {"blk.0.ffn_gate.weight", "blk.9.attn_norm.weight", "blk.0.attn_q.bias",
-        "blk.0.attn_q.weight", "blk.1.attn_q_norm.weight", "blk.1.post_ffw_norm.weight"}) {
+  for (const std::string& other : others) {
     faults.push_back({.place = other, .change = [other](GgufWriter& w) {
                         static const std::vector<uint8_t> zeros(4 * 32);
                         w.AddTensor(other, GgmlType::kF32, {32}, zeros);
@@ -114,10 +128,10 @@ std::vector<Fault> FaultsOfTensors(const GgufFile& model) {
   return faults;
 }
 
-std::vector<Fault> FaultsOfKeys() {
+std::vector<Fault> FaultsOfKeys(const std::vector<std::string>& counts,
+                                const std::string& epsilon) {
   std::vector<Fault> faults;
-  for (const std::string key : {"gpt2.block_count", "gpt2.context_length", "gpt2.embedding_length",
-                                "gpt2.feed_forward_length", "gpt2.attention.head_count"}) {
+  for (const std::string& key : counts) {
     faults.push_back({.place = key, .without = true});
     for (const int32_t value : {0, -1, std::numeric_limits<int32_t>::min(), 1 << 30}) {
       faults.push_back(
@@ -126,7 +140,6 @@ std::vector<Fault> FaultsOfKeys() {
     faults.push_back({.place = key, .change = [key](GgufWriter& w) { w.SetString(key, "2"); }});
     faults.push_back({.place = key, .change = [key](GgufWriter& w) { w.Set<float>(key, 2.5f); }});
   }
-  const std::string epsilon = "gpt2.attention.layer_norm_epsilon";
   faults.push_back({.place = epsilon, .without = true});
   for (const float value :
        {0.0f, -1.0f, 1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
@@ -137,16 +150,41 @@ std::vector<Fault> FaultsOfKeys() {
 }
 
 TEST_F(MalformedTest, EveryTensorAndKeyOfAGpt2ModelIsChecked) {
-  const GgufFile model = GgufFile::Open(kModel).value();
-  ASSERT_TRUE(PlanLayout(model).ok());
-  std::vector<Fault> faults = FaultsOfTensors(model);
-  const std::vector<Fault> of_keys = FaultsOfKeys();
-  faults.insert(faults.end(), of_keys.begin(), of_keys.end());
-  EXPECT_GE(faults.size(), 100u);
-  for (const Fault& fault : faults) {
-    const GgufFile file = Write(model, fault);
-    ExpectRefused(PlanLayout(file).status(), fault.place);
+  const GgufFile model = GgufFile::Open(kGpt2).value();
+  ExpectAllRefused(
+      model,
+      FaultsOfTensors(
+          model, {"blk.0.ffn_gate.weight", "blk.9.attn_norm.weight", "blk.0.attn_q.bias",
+                  "blk.0.attn_q.weight", "blk.1.attn_q_norm.weight", "blk.1.post_ffw_norm.weight"}),
+      FaultsOfKeys({"gpt2.block_count", "gpt2.context_length", "gpt2.embedding_length",
+                    "gpt2.feed_forward_length", "gpt2.attention.head_count"},
+                   "gpt2.attention.layer_norm_epsilon"));
+}
+
+TEST_F(MalformedTest, EveryTensorAndKeyOfAGptOssModelIsChecked) {
+  const GgufFile model = GgufFile::Open(kGptOss).value();
+  std::vector<Fault> of_keys = FaultsOfKeys(
+      {"gpt-oss.block_count", "gpt-oss.context_length", "gpt-oss.embedding_length",
+       "gpt-oss.feed_forward_length", "gpt-oss.attention.head_count", "gpt-oss.expert_count",
+       "gpt-oss.expert_used_count", "gpt-oss.attention.sliding_window"},
+      "gpt-oss.attention.layer_norm_rms_epsilon");
+  for (const int32_t gating : {-1, 2, 4}) {
+    of_keys.push_back({.place = "gpt-oss.expert_gating_func", .change = [gating](GgufWriter& w) {
+                         w.Set<int32_t>("gpt-oss.expert_gating_func", gating);
+                       }});
   }
+  of_keys.push_back({.place = "gpt-oss.rope.scaling.type", .change = [](GgufWriter& w) {
+                       w.SetString("gpt-oss.rope.scaling.type", "spiral");
+                     }});
+  of_keys.push_back({.place = "gpt-oss.rope.scaling.factor", .change = [](GgufWriter& w) {
+                       w.Set<float>("gpt-oss.rope.scaling.factor", std::nanf(""));
+                     }});
+  ExpectAllRefused(
+      model,
+      FaultsOfTensors(model, {"blk.0.ffn_norm.weight", "blk.0.ffn_up.bias", "blk.0.ffn_gate.weight",
+                              "blk.9.attn_sinks.weight", "blk.1.attn_q_norm.weight",
+                              "blk.1.post_ffw_norm.weight"}),
+      of_keys);
 }
 
 std::vector<uint8_t> CharsmapOf(const GgufFile& vocabulary) {

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 
-F32, F16, Q4_1, I32 = 0, 1, 3, 26
+F32, F16, Q4_1, I32, MXFP4 = 0, 1, 3, 26, 39
 
 
 # GGUF writing, as far as these files need it.
@@ -70,3 +70,16 @@ def q4_0(w):
     inv = np.where(d != 0, np.float32(1) / np.where(d != 0, d, 1), 0)
     q = np.minimum(15, np.trunc(b * inv + np.float32(8.5)))
     return ((q - 8) * half(d).astype(np.float32)).reshape(w.shape).astype(np.float32)
+
+
+def mxfp4(w):
+    """(values, bytes) of w as MXFP4: an exponent byte, then 4-bit floats, element i beside element i + 16."""
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+    b = w.reshape(-1, 32)
+    exponent = np.floor(np.log2(np.maximum(np.abs(b).max(axis=1, keepdims=True), 1e-30))) - 2  # 4 is the largest power of 2
+    scale = np.exp2(exponent).astype(np.float32)
+    code = np.abs(np.abs(b / scale)[..., None] - sizes).argmin(axis=-1)
+    values = np.sign(b) * sizes[code] * scale
+    code = (code + 8 * (b < 0)).astype(np.uint8)
+    packed = np.concatenate([(exponent + 127).astype(np.uint8), code[:, :16] | (code[:, 16:] << 4)], axis=1)
+    return values.reshape(w.shape).astype(np.float32), packed.tobytes()

@@ -107,7 +107,7 @@ int32_t ExpertLowering::MostGroups(int32_t rows) const {
 void ExpertLowering::Route(const Op& op, StepList& steps) {
   const MatMulArgs product =
       ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.router);
-  AddMatMuls(steps, kernels_, {&product, 1});
+  AddMatMuls(steps, kernels_, {&product, 1}, {}, VectorOf(weights_, op, WeightRole::kRouterBias));
   if (op.rows > kFewRows) {
     steps.Add(op.rows, kRoutedRows, [this](int begin, int end) {
       for (int row = begin; row < end; ++row) ChooseRow(row);
@@ -169,6 +169,7 @@ void ExpertLowering::GuessNext(const Op& op) {
   } else {
     const PackedMatrix& router = weights_.Matrix({WeightRole::kRouter, next});
     const float* const norm = weights_.Vector({WeightRole::kFfnNorm, next});
+    const float* const bias = weights_.Vector({WeightRole::kRouterBias, next});
     std::vector<ExpertChoice> choice(static_cast<size_t>(used()));
     for (int32_t row = 0; row < op.rows; ++row) {
       kernels_.rms_norm(work_.x.row(row), norm, s.rms_epsilon, s.d_model, guess_norm_.data());
@@ -180,6 +181,7 @@ void ExpertLowering::GuessNext(const Op& op) {
       product.y = guess_logits_.data();
       product.y_stride = s.experts;
       kernels_.matmul(product, 0, router.tiles());
+      if (bias != nullptr) kernels_.add(bias, s.experts, guess_logits_.data());
       ChooseExperts(guess_logits_.data(), s, &scratch_, choice.data());
       for (const ExpertChoice& one : choice) guesses_.push_back(one.expert);
     }
@@ -250,8 +252,15 @@ void ExpertLowering::GateUpOf(const Op& op, const Group& group, int begin, int e
   up.y = work_.up.row(group.first);
   up.y_stride = work_.up.stride();
   if (gate.w.data == nullptr || up.w.data == nullptr) return;
+  const ptrdiff_t first = ptrdiff_t{group.expert} * facts_.shape.expert_neurons;
+  const auto bias = [&](WeightRole role) {
+    const float* const all = VectorOf(weights_, op, role);
+    return all == nullptr ? nullptr : all + first;
+  };
   GateUpTiles(kernels_, gate, up, begin, end, &work_.neurons, {},
-              op.activation == Activation::kGelu);
+              {.of = GateUpKernel(kernels_, op.activation),
+               .gate_bias = bias(WeightRole::kGateExpertsBias),
+               .up_bias = bias(WeightRole::kUpExpertsBias)});
 }
 
 void ExpertLowering::Down(const Op& op, StepList& steps) {
@@ -270,7 +279,17 @@ void ExpertLowering::DownOf(const Op& op, const Group& group, int begin, int end
                               work_.expert_output);
   down.x_row = group.first;
   down.y = work_.expert_output.row(group.first);
-  if (down.w.data != nullptr) kernels_.matmul(down, begin, end);
+  if (down.w.data == nullptr) return;
+  kernels_.matmul(down, begin, end);
+  const float* const bias = VectorOf(weights_, op, WeightRole::kDownExpertsBias);
+  if (bias == nullptr) return;
+  const int32_t width = facts_.shape.d_model;
+  const int32_t col = begin * kTileRows;
+  const int32_t count = std::min(end * kTileRows, width) - col;
+  const float* const of_expert = bias + ptrdiff_t{group.expert} * width;
+  for (int32_t row = 0; row < group.rows; ++row) {
+    kernels_.add(of_expert + col, count, work_.expert_output.row(group.first + row) + col);
+  }
 }
 
 void ExpertLowering::AddUp(const Op& op, int32_t row) {

@@ -94,10 +94,13 @@ TEST(ExpertChoiceTest, LogitsThatAreNoNumbersStillChooseDistinctExperts) {
   }
 }
 
-class ExpertModelTest : public testing::TestWithParam<std::string> {
+// Architecture and type.
+class ExpertModelTest : public testing::TestWithParam<std::pair<std::string, std::string>> {
  protected:
   ExpertModelTest() : shape_(*FindSynthShape("tiny-moe")) {
-    path_ = WriteTiny(folder_, shape_, *FindSynthType(GetParam()));
+    shape_.architecture = GetParam().first;
+    if (FindArchitecture(shape_.architecture)->needs_window) shape_.sliding_window = 33;
+    path_ = WriteTiny(folder_, shape_, *FindSynthType(GetParam().second));
     tokens_ = SomeTokens(kRows, shape_.vocab_size);
   }
 
@@ -110,7 +113,7 @@ class ExpertModelTest : public testing::TestWithParam<std::string> {
   }
 
   const TestFolder folder_;
-  const SynthShape shape_;
+  SynthShape shape_;
   std::string path_;
   std::vector<int32_t> tokens_;
 };
@@ -155,8 +158,14 @@ TEST_P(ExpertModelTest, LevelsDescribeWhatATokenReads) {
   EXPECT_LT(2 * model->info().levels[0].weight_bytes, model->info().weight_bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, ExpertModelTest, testing::Values("q4_0", "q8_0", "f16", "f32"),
-                         [](const auto& tested) { return tested.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Types, ExpertModelTest,
+    testing::Values(std::pair("qwen3moe", "q4_0"), std::pair("qwen3moe", "q8_0"),
+                    std::pair("qwen3moe", "f16"), std::pair("qwen3moe", "f32"),
+                    std::pair("gpt-oss", "mxfp4"), std::pair("gpt-oss", "f16")),
+    [](const auto& tested) {
+      return (tested.param.first == "gpt-oss" ? "gpt_oss_" : "") + tested.param.second;
+    });
 
 // A copy of tiny-moe whose tensors `change` changes or, by returning false, leaves out.
 absl::Status LayoutWith(const std::function<bool(TensorInfo*)>& change) {

@@ -28,6 +28,23 @@ MatMulArgs ProductOf(const PackedMatrix& w, const Activations& x, int32_t rows, 
   return args;
 }
 
+const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role) {
+  const WeightName* name = op.Find(role);
+  return name == nullptr ? nullptr : weights.Vector(*name);
+}
+
+decltype(GateUpFunction::of) GateUpKernel(const Kernels& kernels, Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return kernels.swiglu;
+    case Activation::kGelu:
+      return kernels.geglu;
+    case Activation::kClampedSilu:
+      return kernels.clamped_swiglu;
+  }
+  return nullptr;
+}
+
 void LoraLowering::Start(const Program& program, const RowPlan& plan) {
   program_ = &program;
   plan_ = &plan;

@@ -19,6 +19,10 @@ namespace withy::engine {
 
 // Product of w and the first `rows` rows of x, into y [rows, n_out].
 MatMulArgs ProductOf(const PackedMatrix& w, const Activations& x, int32_t rows, RowBuffer& y);
+// The weight of the operation's role as a vector; nullptr: it reads none.
+const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role);
+// The kernel of an activation with a gate.
+decltype(GateUpFunction::of) GateUpKernel(const Kernels& kernels, Activation activation);
 
 // For one program at a time; everything passed in is borrowed. Steps refer to what the spans hold,
 // which is valid until the next Start(). Not thread-safe, but for what steps call: that writes the

@@ -33,12 +33,6 @@ const KvMemory& MemoryOf(const Batch& batch, const PlannedRow& planned) {
   return batch.contexts[static_cast<size_t>(planned.row->context)].memory;
 }
 
-// The weight of the operation's role as a vector; nullptr: it reads none.
-const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role) {
-  const WeightName* name = op.Find(role);
-  return name == nullptr ? nullptr : weights.Vector(*name);
-}
-
 // The norm that is the operation's first weight; a bias of it is the last.
 NormArgs NormOf(const BoundWeights& weights, const ModelShape& shape, const Op& op) {
   NormArgs norm{.weight = weights.Vector(op.weights[0]), .epsilon = shape.rms_epsilon};
@@ -346,6 +340,7 @@ void Lowering::Attend(const Op& op, StepList& steps) {
   AttentionArgs args = AttentionOf(op.rows, all_rows);
   args.scale = op.scale;
   args.cap = op.cap;
+  args.sinks = VectorOf(weights_, op, WeightRole::kAttnSinks);
   args.key_bias = key_bias_.Added(op.layer);
   if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
   args.key_items = AttentionKeyItems(args, threads_);
@@ -441,7 +436,7 @@ void Lowering::GateUp(const Op& op, StepList& steps) {
   MatMulArgs up = ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
   if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
   AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op),
-            op.activation == Activation::kGelu);
+            {.of = GateUpKernel(kernels_, op.activation)});
 }
 
 void Lowering::Down(const Op& op, StepList& steps) {

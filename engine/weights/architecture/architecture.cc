@@ -8,7 +8,7 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::array<Architecture, 13> kArchitectures = {{
+constexpr std::array<Architecture, 14> kArchitectures = {{
     {.name = "llama",
      .rope_pairing = RopePairing::kAdjacent,
      .window_rule = WindowRule::kEveryLayer},  // Mistral
@@ -65,6 +65,20 @@ constexpr std::array<Architecture, 13> kArchitectures = {{
      .product_biases = true,
      .gated_mlp = false,
      .activation = Activation::kGelu},
+    {.name = "gpt-oss",
+     .needs_qkv_bias = true,
+     .product_biases = true,
+     .ffn_norm = "post_attention_norm",
+     .activation = Activation::kClampedSilu,
+     .experts = true,
+     .weighs_chosen_experts = true,
+     .needs_head = true,
+     .attention_sinks = true,
+     .window_rule = WindowRule::kPattern,
+     .needs_window = true,
+     .window_period = 2,
+     .window_rope_scaled = true,
+     .whole_yarn_bounds = false},
 }};
 
 }  // namespace

@@ -23,8 +23,9 @@ enum class QkNorm : uint8_t {
 };
 
 // The function of the MLP's gate, or of its neurons without one. kGelu is GELU's approximation by
-// tanh.
-enum class Activation : uint8_t { kSilu, kGelu };
+// tanh. kClampedSilu takes gate and up together: gate * sigmoid(1.702 * gate) * (up + 1), of a gate
+// of at most 7 and an up from -7 to 7.
+enum class Activation : uint8_t { kSilu, kGelu, kClampedSilu };
 
 // What the key attention.sliding_window means. Without it, attention is full.
 enum class WindowRule : uint8_t {
@@ -49,10 +50,13 @@ struct Architecture {
   bool layer_norms = false;
   // A vector of each position (position_embd) is added to the embedding, and no layer has RoPE.
   bool learned_positions = false;
-  bool product_biases = false;  // attn_output, ffn_up and ffn_down have biases
-  bool gated_mlp = true;        // ffn_gate; without it the activation is that of ffn_up
-  bool pre_norms = true;        // attn_norm and ffn_norm, of what attention and MLP read
-  bool post_norms = false;      // post_attention_norm and post_ffw_norm, of what they add
+  // attn_output, ffn_up and ffn_down have biases; with experts, so have the router and the three
+  // products of each expert.
+  bool product_biases = false;
+  bool gated_mlp = true;                   // ffn_gate; without it the activation is that of ffn_up
+  bool pre_norms = true;                   // attn_norm and ffn_norm, of what attention and MLP read
+  std::string_view ffn_norm = "ffn_norm";  // the tensor's name
+  bool post_norms = false;  // post_attention_norm and post_ffw_norm, of what they add
   Activation activation = Activation::kSilu;
   bool fused_gate_up = false;  // ffn_up has the rows of gate, then those of up
   // The MLP is a mixture of experts; without post_norms.
@@ -61,19 +65,27 @@ struct Architecture {
   // row chooses, else of each.
   bool experts_share_width = false;
   bool normed_expert_weights = true;  // where expert_weights_norm is missing
-  bool scales_embeddings = false;     // by sqrt(d_model)
-  bool multipliers = false;    // embedding_scale, residual_scale, attention.scale, logit_scale
+  // expert_gating_func may also be 3: a softmax of the logits of those that were chosen.
+  bool weighs_chosen_experts = false;
+  bool scales_embeddings = false;  // by sqrt(d_model)
+  bool multipliers = false;        // embedding_scale, residual_scale, attention.scale, logit_scale
+  bool needs_head = false;         // the head is never the embedding
+  // Each query head has a logit (attn_sinks) that is in the sum of its softmax alone.
+  bool attention_sinks = false;
   float attention_cap = 0.0f;  // default of attn_logit_softcapping; 0: there is no such key
   bool caps_logits = false;    // final_logit_softcapping
   float logit_cap = 0.0f;      // its default; 0: none
   // A model of so many layers scales q.k by 1/sqrt(d_model / heads), not by 1/sqrt(head_dim).
   int32_t layers_scaled_by_width = 0;
   WindowRule window_rule = WindowRule::kShortensContext;
-  int32_t window = 0;  // where the file names none; 0: none
+  int32_t window = 0;         // where the file names none; 0: none
+  bool needs_window = false;  // the file must name one
   int32_t window_period = 0;
   // RoPE base of layers with a window where rope.freq_base_swa is missing; 0: that of all layers.
   float window_rope_base = 0.0f;
   bool window_rope_scaled = false;  // rope.scaling holds for layers with a window, too
+  // YaRN's range of pairs ends at whole pairs. Without, as the model was trained; llama.cpp rounds.
+  bool whole_yarn_bounds = true;
 };
 
 // nullptr if withy does not compute it.

@@ -228,7 +228,7 @@ class RopeReader {
 
   // Stretches pairs that turn rarely within the original context by `factor`, keeps those that turn
   // often, and blends those between; scales the cosines and sines. Source: YaRN, section 3.2 and
-  // equation 22, with the bounds rounded as llama.cpp and transformers do.
+  // equation 22, with the bounds rounded as llama.cpp and most models do.
   absl::Status ScaleLikeYarn(double base, double factor) {
     WITHY_ASSIGN_OR_RETURN(const int64_t original, OriginalContext());
     WITHY_ASSIGN_OR_RETURN(const double fast,
@@ -244,8 +244,14 @@ class RopeReader {
       return dims * std::log(static_cast<double>(original) / (turns * 2.0 * std::numbers::pi)) /
              (2.0 * std::log(base));
     };
-    const double low = std::max(0.0, std::floor(dim_of(fast)));
-    const double high = std::min(dims - 1.0, std::ceil(dim_of(slow)));
+    double low = dim_of(fast);
+    double high = dim_of(slow);
+    if (architecture_.whole_yarn_bounds) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(0.0, low);
+    high = std::min(dims - 1.0, high);
     for (size_t i = 0; i < shape_.rope_frequencies.size(); ++i) {
       const double ramp = (static_cast<double>(i) - low) / std::max(0.001, high - low);
       const double keep = kept * (1.0 - std::clamp(ramp, 0.0, 1.0));

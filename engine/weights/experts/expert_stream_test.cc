@@ -30,13 +30,16 @@ constexpr int32_t kPromptTokens = 24;
 
 class ExpertStreamTest : public testing::Test {
  protected:
-  ExpertStreamTest() {
+  explicit ExpertStreamTest(const std::string& architecture = "qwen3moe",
+                            GgmlType type = GgmlType::kQ8_0) {
     shape_ = *FindSynthShape("tiny-moe");
+    shape_.architecture = architecture;
+    if (FindArchitecture(architecture)->needs_window) shape_.sliding_window = 9;
     shape_.layers = 4;
     shape_.d_ff = 160;  // parts that are not whole pages
     shape_.experts = 16;
     shape_.vocab_size = 8192;  // large enough that rows of the embedding are read
-    path_ = WriteTiny(folder_, shape_, GgmlType::kQ8_0);
+    path_ = WriteTiny(folder_, shape_, type);
     const auto file = GgufFile::Open(path_);
     const auto layout = PlanLayout(*file);
     weights_ = std::make_unique<UnpackedWeights>(*layout);
@@ -92,6 +95,23 @@ class ExpertStreamTest : public testing::Test {
     std::vector<float> logits(rows.size() * static_cast<size_t>(shape_.vocab_size));
     return model.Forward({.rows = rows, .contexts = {&view, 1}}, logits.data());
   }
+  void ExpectTheBitsAtEveryBudget() {
+    const std::vector<float> want = Logits(*resident_, Tokens());
+    for (const double share : {0.0, 0.1, 0.4, 0.8}) {
+      const auto model = OpenTiny(folder_, path_, Options(share));
+      ASSERT_NE(model, nullptr);
+      EXPECT_TRUE(model->weight_stats().streams());
+      for (int round = 0; round < 3; ++round) {
+        EXPECT_EQ(Logits(*model, Tokens()), want) << "share " << share << ", round " << round;
+      }
+      const WeightStreamStats stats = model->weight_stats();
+      EXPECT_LE(stats.resident_bytes + stats.buffer_bytes, stats.budget_bytes);
+      EXPECT_EQ(stats.failures, 0u);
+      EXPECT_GT(stats.experts.chosen, stats.experts.in_memory + stats.experts.arriving);
+      EXPECT_GT(stats.experts.in_memory, 0u);
+      EXPECT_EQ(stats.experts.guessed > 0, share > 0.3) << "guesses need room";
+    }
+  }
   void ExpectWorks(Model& model) const {
     for (const uint32_t seed : {1u, 2u}) {
       EXPECT_EQ(Logits(model, Tokens(seed)), Logits(*resident_, Tokens(seed)));
@@ -108,21 +128,17 @@ class ExpertStreamTest : public testing::Test {
 };
 
 TEST_F(ExpertStreamTest, GivesTheBitsOfResidentExpertsAtEveryBudget) {
-  const std::vector<float> want = Logits(*resident_, Tokens());
-  for (const double share : {0.0, 0.1, 0.4, 0.8}) {
-    const auto model = OpenTiny(folder_, path_, Options(share));
-    ASSERT_NE(model, nullptr);
-    EXPECT_TRUE(model->weight_stats().streams());
-    for (int round = 0; round < 3; ++round) {
-      EXPECT_EQ(Logits(*model, Tokens()), want) << "share " << share << ", round " << round;
-    }
-    const WeightStreamStats stats = model->weight_stats();
-    EXPECT_LE(stats.resident_bytes + stats.buffer_bytes, stats.budget_bytes);
-    EXPECT_EQ(stats.failures, 0u);
-    EXPECT_GT(stats.experts.chosen, stats.experts.in_memory + stats.experts.arriving);
-    EXPECT_GT(stats.experts.in_memory, 0u);
-    EXPECT_EQ(stats.experts.guessed > 0, share > 0.3) << "guesses need room";
-  }
+  ExpectTheBitsAtEveryBudget();
+}
+
+// Experts of 4 bits with biases.
+class GptOssStreamTest : public ExpertStreamTest {
+ protected:
+  GptOssStreamTest() : ExpertStreamTest("gpt-oss", GgmlType::kMXFP4) {}
+};
+
+TEST_F(GptOssStreamTest, GivesTheBitsOfResidentExpertsAtEveryBudget) {
+  ExpectTheBitsAtEveryBudget();
 }
 
 TEST_F(ExpertStreamTest, BufferedReadsGiveTheSame) {
