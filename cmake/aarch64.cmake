@@ -1,4 +1,4 @@
-# Cross build for aarch64 with Debian's compiler and an arm64 tree in WITHY_SYSROOT. tests/cross/aarch64.sh creates the tree and runs the build.
+# Cross build for aarch64 with Debian's compiler and an arm64 tree in WITHY_SYSROOT. aarch64-sysroot.sh makes the tree.
 # The programs run under qemu-user.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the manual pages and the completion of a built withyctl: manual.py WITHYCTL CONFIG_PROTO VERSION OUT_DIR.
+"""Writes the manual pages and the completion of a built withyctl: manual.py CONFIG_PROTO VERSION OUT_DIR WITHYCTL...
+
+WITHYCTL...: how withyctl is started, with an emulator before it if another machine's is.
 
   OUT_DIR/man1/withyctl.1.gz          from what its --help says
   OUT_DIR/man5/withy.textproto.5.gz   from the comments of the configuration's fields
@@ -11,12 +13,13 @@ import re
 import subprocess
 import sys
 
-withyctl, config_proto, version, out = sys.argv[1:5]
+config_proto, version, out = sys.argv[1:4]
+withyctl = sys.argv[4:]
 out = pathlib.Path(out)
 
 
 def run(*words):
-    return subprocess.run([withyctl, *words, "--help"], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([*withyctl, *words, "--help"], check=True, capture_output=True, text=True).stdout
 
 
 def commands():
