@@ -21,7 +21,7 @@ std::vector<ContextChunk> ArenaKv::ChunksOf(std::string_view context_id) const {
   std::vector<ContextChunk> chunks = found->second.kv.chunks;
   for (ContextChunk& chunk : chunks) {
     chunk.shared = chunk.shared && pool.at(chunk.slot->units).contexts > 1;
-    chunk.outlives = copies.Outlives(chunk.stored);
+    chunk.indexed = copies.Indexed(chunk.stored);
   }
   return chunks;
 }
@@ -30,7 +30,7 @@ ContextKv ArenaKv::KvOf(std::string_view context_id) const {
   ContextKv kv;
   for (const ContextChunk& chunk : ChunksOf(context_id)) {
     if (chunk.slot.has_value()) kv.resident_bytes += geometry.ChunkBytes(chunk.slot->format);
-    if (chunk.outlives) kv.stored_bytes += geometry.ChunkBytes(chunk.stored_format);
+    if (chunk.indexed) kv.stored_bytes += geometry.ChunkBytes(chunk.stored_format);
     if (chunk.nowhere()) continue;
     kv.tokens += chunk.identity.tokens;
     const KvFormat used = chunk.slot.has_value() ? chunk.slot->format : chunk.stored_format;

@@ -82,7 +82,7 @@ struct ContextChunk {
   bool was_stored = false;                 // a copy was given up for a newer content
   bool loading = false;  // its slot is being filled from the copy, for the context's lease
   bool shared = false;  // other contexts have its slot, or had it: SlotPool::contexts says how many
-  bool outlives = false;  // StoredCopies::Outlives, where ArenaKv::ChunksOf returns it
+  bool indexed = false;  // StoredCopies::Indexed, where ArenaKv::ChunksOf returns it
 
   bool nowhere() const { return !slot.has_value() && stored == 0; }
   bool HasCopyIn(KvFormat format) const { return stored != 0 && stored_format == format; }

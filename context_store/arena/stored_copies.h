@@ -27,11 +27,11 @@ class StoredCopies {
   // No chunk has a copy any more.
   void ForgetAll();
 
-  // The copy was written; the index on disk does not name it before NowIndexed.
+  // The copy was written; the index on disk is written before NowIndexed.
   void NotIndexed(StoredCopy copy) { not_indexed_.insert(copy); }
   void NowIndexed(StoredCopy copy) { not_indexed_.erase(copy); }
-  // Whether a process that starts after a kill finds the copy.
-  bool Outlives(StoredCopy copy) const { return copy != 0 && !not_indexed_.contains(copy); }
+  // Whether the index was written since: it names the copy, unless a chunk before it has none.
+  bool Indexed(StoredCopy copy) const { return copy != 0 && !not_indexed_.contains(copy); }
 
   // Those that several chunks have, and how many.
   const std::unordered_map<StoredCopy, uint32_t>& shared() const { return shared_; }

@@ -141,7 +141,6 @@ void IdleWriter::SaveIndex(const Batch& batch, std::span<const ContextChunk> chu
   }
   absl::MutexLock lock(&book_.mutex());
   for (const ContextChunk& chunk : chunks) {
-    if (chunk.stored == 0) break;
     book_.table().idle().copies().NowIndexed(chunk.stored);
   }
 }

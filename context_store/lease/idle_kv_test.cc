@@ -104,7 +104,7 @@ TEST_F(CompressedAheadTest, ADemotedChunkKeepsItsCopyUntilANewOneIsWritten) {
 }
 
 // Whoever sees a copy may kill the store, and finds the copy afterwards.
-TEST_F(IdleKvTest, ACopyIsToldWhenTheIndexOnDiskNamesIt) {
+TEST_F(IdleKvTest, ACopyIsToldWhenTheIndexIsWritten) {
   Fill("c", 2);
   IdleKv& idle = table_.idle();
   for (uint32_t chunk = 0; chunk < 2; ++chunk) {
@@ -115,8 +115,8 @@ TEST_F(IdleKvTest, ACopyIsToldWhenTheIndexOnDiskNamesIt) {
   idle.copies().NowIndexed(100);
   EXPECT_EQ(table_.kv().KvOf("c").stored_bytes, kSlotBytes);
   const std::vector<ContextChunk> chunks = table_.kv().ChunksOf("c");
-  EXPECT_TRUE(chunks[0].outlives);
-  EXPECT_FALSE(chunks[1].outlives);
+  EXPECT_TRUE(chunks[0].indexed);
+  EXPECT_FALSE(chunks[1].indexed);
 }
 
 // A copy of more bits is not given up for one of fewer, and the next call gets it.
