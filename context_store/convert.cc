@@ -183,7 +183,7 @@ void AddChunks(const std::vector<ContextChunk>& chunks, proto::GetContextRespons
     const auto resident = chunk.slot.has_value() ? static_cast<proto::KvFormat>(chunk.slot->format)
                                                  : proto::KV_FORMAT_UNSPECIFIED;
     const auto stored = chunk.indexed ? static_cast<proto::KvFormat>(chunk.stored_format)
-                                          : proto::KV_FORMAT_UNSPECIFIED;
+                                      : proto::KV_FORMAT_UNSPECIFIED;
     if (run == nullptr || run->resident() != resident || run->stored() != stored ||
         run->shared() != chunk.shared) {
       run = response->add_chunks();
