@@ -431,7 +431,9 @@ TEST(ModelTypesTest, GuessesOfGptOssAreComputedAsPlainTokens) {
   shape.architecture = "gpt-oss";
   shape.sliding_window = 9;
   const TestFolder folder;
-  const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kMXFP4));
+  ModelOptions options;
+  options.device = "cpu";
+  const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kMXFP4), options);
   ASSERT_NE(model, nullptr);
   const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
   const ScratchKv plain(model->info(), 64);
