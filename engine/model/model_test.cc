@@ -391,6 +391,25 @@ TEST(ModelTypesTest, Qwen2AndQwen3Run) {
   }
 }
 
+// Two guessed tokens behind a prompt of 18, in slots apart from it, give what they give in line.
+void ExpectGuessesAsPlainTokens(Model& model, const ScratchKv& kv) {
+  const std::vector<int32_t> tokens = SomeTokens(20, model.info().vocab_size);
+  const ScratchKv plain(model.info(), 64);
+  const std::vector<float> want = RunRows(model, plain, PlainRows(tokens));
+  RunRows(model, kv, PlainRows(std::span(tokens).first(18)));
+  const std::vector<int32_t> ancestors = {37};
+  const std::vector<Row> tree = {
+      {.token = tokens[18], .position = 18, .slot = 37, .want_logits = true},
+      {.token = tokens[19],
+       .position = 19,
+       .slot = 50,
+       .want_logits = true,
+       .ancestor_slots = ancestors}};
+  const std::vector<float> got = RunRows(model, kv, tree);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), want.end() - static_cast<ptrdiff_t>(got.size())));
+  EXPECT_EQ(got.size() * tokens.size(), want.size() * tree.size());
+}
+
 // A guessed token has the position where it would stand, not that of its slot, in K as well, which
 // a learned position is part of.
 TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
@@ -401,26 +420,11 @@ TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
   options.target = DefaultKernels().name;
   const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kQ8_0), options);
   ASSERT_NE(model, nullptr);
-  const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
-  const ScratchKv plain(model->info(), 64);
-  const std::vector<float> want = RunRows(*model, plain, PlainRows(tokens));
-  const auto vocabulary = static_cast<size_t>(shape.vocab_size);
   const ScratchKv kv(model->info(), 64);
-  RunRows(*model, kv, PlainRows(std::span(tokens).first(18)));
-  const std::vector<int32_t> ancestors = {37};
-  const std::vector<Row> tree = {
-      {.token = tokens[18], .position = 18, .slot = 37, .want_logits = true},
-      {.token = tokens[19],
-       .position = 19,
-       .slot = 50,
-       .want_logits = true,
-       .ancestor_slots = ancestors}};
-  const std::vector<float> got = RunRows(*model, kv, tree);
-  EXPECT_TRUE(
-      std::equal(got.begin(), got.end(), want.begin() + static_cast<ptrdiff_t>(18 * vocabulary)));
+  ExpectGuessesAsPlainTokens(*model, kv);
   const Row beyond{.token = 1, .position = shape.context_length, .slot = 20, .want_logits = true};
   const ContextView view = kv.View();
-  std::vector<float> logits(vocabulary);
+  std::vector<float> logits(static_cast<size_t>(shape.vocab_size));
   EXPECT_EQ(model->Forward({.rows = {&beyond, 1}, .contexts = {&view, 1}}, logits.data()).code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -435,22 +439,8 @@ TEST(ModelTypesTest, GuessesOfGptOssAreComputedAsPlainTokens) {
   options.device = "cpu";
   const auto model = OpenTiny(folder, WriteTiny(folder, shape, GgmlType::kMXFP4), options);
   ASSERT_NE(model, nullptr);
-  const std::vector<int32_t> tokens = SomeTokens(20, shape.vocab_size);
-  const ScratchKv plain(model->info(), 64);
-  const std::vector<float> want = RunRows(*model, plain, PlainRows(tokens));
   const ScratchKv kv(model->info(), 64);
-  RunRows(*model, kv, PlainRows(std::span(tokens).first(18)));
-  const std::vector<int32_t> ancestors = {37};
-  const std::vector<Row> tree = {
-      {.token = tokens[18], .position = 18, .slot = 37, .want_logits = true},
-      {.token = tokens[19],
-       .position = 19,
-       .slot = 50,
-       .want_logits = true,
-       .ancestor_slots = ancestors}};
-  const std::vector<float> got = RunRows(*model, kv, tree);
-  EXPECT_TRUE(std::equal(got.begin(), got.end(),
-                         want.end() - static_cast<ptrdiff_t>(2 * shape.vocab_size)));
+  ExpectGuessesAsPlainTokens(*model, kv);
 }
 
 }  // namespace
