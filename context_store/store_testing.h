@@ -113,12 +113,16 @@ class StoreFixture : public ::testing::Test {
   // Ends the store as a kill at this moment would, and starts the next one with the arena as it is.
   // `attach`: its worker comes back, too.
   void KillAndStart(bool attach = true) {
-    const auto copy = [&](std::string* name) {
-      *name = dir_.Snapshot(*name).substr(dir_.path().size() + 1);
+    UniqueFd arena;
+    std::vector<std::string> names = {records_};
+    if (on_disk_) names.push_back(kv_);
+    const auto copies = dir_.SnapshotOf(names, [&] { return CopyArena(&arena); });
+    const auto name_of = [&](const std::string& path) {
+      return path.substr(dir_.path().size() + 1);
     };
-    copy(&records_);
-    if (on_disk_) copy(&kv_);
-    store_ = OpenStore(dir_ / records_, dir_ / kv_, CopyArena());
+    records_ = name_of(copies[0]);
+    if (on_disk_) kv_ = name_of(copies[1]);
+    store_ = OpenStore(dir_ / records_, dir_ / kv_, std::move(arena));
     ASSERT_TRUE(store_->arena().recovered());
     if (attach) Attach();
   }
@@ -128,7 +132,8 @@ class StoreFixture : public ::testing::Test {
     store_ = OpenStore(dir_ / records_, dir_ / kv_, {});
     Attach();
   }
-  UniqueFd CopyArena() const {
+  // False where a background thread of the store wrote meanwhile: a kill leaves no such mixture.
+  bool CopyArena(UniqueFd* arena) const {
     struct stat info {};
     EXPECT_EQ(fstat(store_->arena().fd(), &info), 0);
     const auto bytes = static_cast<uint64_t>(info.st_size);
@@ -136,7 +141,8 @@ class StoreFixture : public ::testing::Test {
     auto from = SharedMemory::Map(store_->arena().fd(), bytes, SharedMemory::Access::kReadOnly);
     auto to = SharedMemory::Map(copy->get(), bytes, SharedMemory::Access::kReadWrite);
     std::memcpy(to->data(), from->data(), bytes);
-    return *std::move(copy);
+    *arena = *std::move(copy);
+    return std::memcmp(to->data(), from->data(), bytes) == 0;
   }
 
   LeaseId Open(const std::string& context) {

@@ -9,8 +9,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace withy::context_store {
 
@@ -43,14 +49,52 @@ class TempDir {
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
   // Copies `name` as it is on disk now: the state that a process killed at this moment leaves.
-  std::string Snapshot(const std::string& name) const {
+  std::string Snapshot(const std::string& name) const { return SnapshotOf({name}).front(); }
+
+  // Several at one moment, in which `also` copies what is in memory and says whether that stayed as
+  // it was: all is copied again when something has changed meanwhile.
+  std::vector<std::string> SnapshotOf(
+      const std::vector<std::string>& names,
+      const std::function<bool()>& also = [] { return true; }) const {
     static int number = 0;
-    const std::string copy = path_ + "/" + name + "." + std::to_string(++number);
-    std::filesystem::copy(path_ + "/" + name, copy, std::filesystem::copy_options::recursive);
-    return copy;
+    const std::string suffix = "." + std::to_string(++number);
+    std::vector<std::string> copies;
+    for (const std::string& name : names) copies.push_back(path_ + "/" + name + suffix);
+    const bool whole = Eventually([&] {
+      const auto before = FilesOf(names);
+      std::error_code failed;
+      for (size_t i = 0; i < names.size() && !failed; ++i) {
+        std::filesystem::remove_all(copies[i]);
+        std::filesystem::copy(*this / names[i], copies[i], std::filesystem::copy_options::recursive,
+                              failed);
+      }
+      return also() && !failed && before.has_value() && FilesOf(names) == before;
+    });
+    EXPECT_TRUE(whole) << "files in " << path_ << " changed all the time";
+    return copies;
   }
 
  private:
+  using Files = std::map<std::string, std::pair<uintmax_t, std::filesystem::file_time_type>>;
+
+  // Size and time of each file; nothing where one went away while they were listed.
+  std::optional<Files> FilesOf(const std::vector<std::string>& names) const {
+    namespace fs = std::filesystem;
+    Files files;
+    std::error_code failed;
+    for (const std::string& name : names) {
+      for (fs::recursive_directory_iterator file(*this / name, failed), end; !failed && file != end;
+           file.increment(failed)) {
+        if (!file->is_regular_file(failed)) continue;
+        auto& [size, time] = files[file->path()];
+        size = file->file_size(failed);
+        if (!failed) time = file->last_write_time(failed);
+      }
+      if (failed) return std::nullopt;
+    }
+    return files;
+  }
+
   std::string path_;
 };
 
