@@ -183,7 +183,8 @@ void CallLifecycle::OnLoad(Ticket ticket, LoadEvent event) {
   }
   if (call == nullptr || call->phase != CallPhase::kRunning) return;
   const bool yields = event.what.kind == policy::KvLoadEvent::Kind::kYielded;
-  if (yields && runner_.IsUnderWay(*call)) {
+  // A refusal is taken at once: the step may stand still for layers that are told behind it.
+  if (!event.slots.empty() && runner_.IsUnderWay(*call)) {
     return runner_.Defer(
         [this, ticket, event = std::move(event)]() mutable { OnLoad(ticket, std::move(event)); });
   }

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "base/test_seed.h"
 #include "serving/call/scheduler_testing.h"
 
@@ -84,6 +85,10 @@ class SchedulerLoadTest : public testing::Test {
   }
   // A layer of the chunks that are read has come from disk.
   void Arrive(int32_t layer) {
+    Place(layer);
+    rig_.store.TellLayers(layer + 1);
+  }
+  void Place(int32_t layer) {
     const size_t block = ChunkBytes() / kLayers;
     rig_.store.With([&](FakeStore::State& store) {
       for (const auto& [chunk, state] : states_) {
@@ -94,7 +99,6 @@ class SchedulerLoadTest : public testing::Test {
                     bytes_[chunk].data() + offset, block);
       }
     });
-    rig_.store.TellLayers(layer + 1);
   }
   void Fail(uint32_t chunk) {
     failed_ = chunk;
@@ -308,6 +312,35 @@ TEST_F(SchedulerLoadTest, NoLayerOvertakesAYield) {
   });
   ASSERT_TRUE(call.sink->Wait().ok());
   EXPECT_EQ(call.sink->text(), reference.text);
+}
+
+// The first layer arrives while the worker's ask is on its way: a step begins, and stands still for
+// layers that are told behind the refusal.
+TEST_F(SchedulerLoadTest, ARefusalReachesAStepThatWaitsForLayers) {
+  const Reference reference = AnswerOf("more");
+  Set({1, 2, 3}, State::kReading);
+  for (int32_t layer = 0; layer < kLayers; ++layer) Place(layer);
+  absl::Notification begun;
+  stepped_.on_step = [&] {
+    if (!begun.HasBeenNotified()) begun.Notify();
+  };
+  rig_.store.With([&](FakeStore::State& store) {
+    store.on_yield = [&](FakeStore::State& state, int32_t, int32_t) {
+      if (begun.HasBeenNotified()) return std::vector<ChunkSlot>();
+      state.last_opened.lock()->OnLoad({.what = {.kind = policy::KvLoadEvent::Kind::kLayers,
+                                                 .change = state.load_changes - 1,
+                                                 .layers = 1}});
+      begun.WaitForNotification();
+      return std::vector<ChunkSlot>();
+    };
+  });
+  const auto call = rig_.Submit(Rig::Ask("c", "more", 8));
+  begun.WaitForNotification();
+  rig_.store.TellLayers(kLayers);
+  const auto outcome = call.sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(call.sink->text(), reference.text);
+  EXPECT_EQ(outcome->usage.prefilled_tokens, reference.prefilled) << "it was given up";
 }
 
 // Rows, positions and slots of a context with holes, against a walk over all tokens.
