@@ -92,7 +92,8 @@ void BenchMatMul(const Options& options, const Ceilings& top, ThreadPool& pool) 
   } shapes[] = {{5632, 2048, 2048}, {2048, 2048, 2048}, {2048, 5632, 256}};
   std::printf("%-4s %-10s %5s %9s %9s %8s %8s %9s\n", "type", "out x in", "rows", "us", "GOPS",
               "of peak", "GB/s", "of memory");
-  for (const WeightType type : {WeightType::kQ8, WeightType::kQ4, WeightType::kQ4M}) {
+  for (const WeightType type :
+       {WeightType::kQ8, WeightType::kQ4, WeightType::kQ4M, WeightType::kFp4, WeightType::kNl4}) {
     if (!options.only.empty() && options.only != WeightTypeName(type)) continue;
     for (const auto& s : shapes) {
       const Weights w = MakeWeights(type, s.n_out, s.n_in, s.panel);

@@ -89,6 +89,16 @@ WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
     hi->part[i] = _mm256_and_si256(_mm256_srli_epi16(w, 4), low);
   }
 }
+template <WeightType kType>
+WITHY_INLINE void LoadTable(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
+  const __m256i values = _mm256_broadcastsi128_si256(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(TableOf(kType))));
+  LoadNibbles(p, lo, hi);
+  for (int i = 0; i < 2; ++i) {
+    lo->part[i] = _mm256_shuffle_epi8(values, lo->part[i]);
+    hi->part[i] = _mm256_shuffle_epi8(values, hi->part[i]);
+  }
+}
 
 // Adds four products of signed bytes to each lane of acc.
 WITHY_INLINE NativeI DotSigned(NativeI acc, __m256i w, __m256i a) {

@@ -130,6 +130,24 @@ struct Fetch {
   int lines = 0;
 };
 
+// What a byte below 16 stands for as a kQ8 quant or a nibble: a look-up, or the byte itself.
+template <WeightType kType>
+struct NibbleValues {
+  __m512i table;
+  WITHY_INLINE NibbleValues() {
+    if constexpr (HasTable(kType)) {
+      const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(TableOf(kType)));
+      const __m128i offset = _mm_set1_epi8(static_cast<char>(128));
+      // GCC takes the operand without a mask for uninitialised.
+      table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_xor_si128(values, offset));
+    }
+  }
+  WITHY_INLINE __m512i Of(__m512i nibbles) const {
+    if constexpr (HasTable(kType)) return _mm512_shuffle_epi8(table, nibbles);
+    return nibbles;
+  }
+};
+
 // Multiplies `blocks` blocks of N tiles by T rows from row `first` on. kBytes: quants are bytes
 // (kQ8, or nibbles unpacked before); otherwise they are nibbles, unpacked here.
 template <WeightType kType, bool kBytes, int N, int T, int kStreams>
@@ -144,9 +162,10 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
   const int8_t* a = x.quants(row) + x_block * kQuantBlock;
   const float* a_scale = x.scales(row) + x_block;
   const float* a_sum = x.sums(row) + x_block;
-  const int32_t* init = (kType == WeightType::kQ8 ? x.init8(row) : x.init4(row)) + x_block;
+  const int32_t* init = (MultipliesAsQ8(kType) ? x.init8(row) : x.init4(row)) + x_block;
   const __m512 bias = _mm512_set1_ps(kFloatBias);
   const __m512i low = _mm512_set1_epi8(15);
+  const NibbleValues<kType> values;
   __m512 acc[N][T];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) {
@@ -178,8 +197,8 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
       for (int n = 0; n < N; ++n) {
         w[n] = _mm512_load_si512(tile[n].quants + (b * kLines + j) * 64);
         if constexpr (!kBytes) {
-          high[n] = _mm512_and_si512(_mm512_srli_epi16(w[n], 4), low);
-          w[n] = _mm512_and_si512(w[n], low);
+          high[n] = values.Of(_mm512_and_si512(_mm512_srli_epi16(w[n], 4), low));
+          w[n] = values.Of(_mm512_and_si512(w[n], low));
         }
       }
 #pragma GCC unroll 8
@@ -293,14 +312,17 @@ inline constexpr int kUnpackRows = 12;   // from this many rows on, nibbles are 
 inline constexpr int kPieceBlocks = 16;  // those of two tiles fill half a first-level cache
 
 // Unpacks the nibbles of `blocks` blocks to bytes in the order of kQ8.
+template <WeightType kType>
 WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
   const __m512i low = _mm512_set1_epi8(15);
+  const NibbleValues<kType> values;
   for (int b = 0; b < blocks; ++b, p += 256, out += 512) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const __m512i w = _mm512_load_si512(p + 64 * j);
-      _mm512_store_si512(out + 64 * j, _mm512_and_si512(w, low));
-      _mm512_store_si512(out + 64 * j + 256, _mm512_and_si512(_mm512_srli_epi16(w, 4), low));
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
+      _mm512_store_si512(out + 64 * j, values.Of(_mm512_and_si512(w, low)));
+      _mm512_store_si512(out + 64 * j + 256, values.Of(high));
     }
   }
 }
@@ -332,7 +354,7 @@ inline void MultiplyMany(const Tile<kType>* tile, const Strip& strip, StripRows 
       part[n] = {tile[n].scales + at * kTileRows, tile[n].mins + at * kTileRows,
                  tile[n].quants + at_bytes};
       if (unpack) {
-        Unpack(part[n].quants, count, buffer[n]);
+        Unpack<kType>(part[n].quants, count, buffer[n]);
         part[n].quants = buffer[n];
       }
     }

@@ -81,6 +81,15 @@ WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
     hi->part[i] = vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
   }
 }
+template <WeightType kType>
+WITHY_INLINE void LoadTable(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
+  const int8x16_t values = vld1q_s8(TableOf(kType));
+  LoadNibbles(p, lo, hi);
+  WITHY_EACH_PART {
+    lo->part[i] = vqtbl1q_s8(values, vreinterpretq_u8_s8(lo->part[i]));
+    hi->part[i] = vqtbl1q_s8(values, vreinterpretq_u8_s8(hi->part[i]));
+  }
+}
 WITHY_INLINE NativeI Dot(NativeI acc, int8x16_t w, int8x16_t a) {
   return (NativeI)vdotq_s32((int32x4_t)acc, w, a);
 }

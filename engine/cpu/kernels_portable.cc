@@ -73,6 +73,15 @@ WITHY_INLINE void LoadNibbles(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
   }
 }
 
+template <WeightType kType>
+WITHY_INLINE void LoadTable(const uint8_t* p, Bytes64* lo, Bytes64* hi) {
+  LoadNibbles(p, lo, hi);
+  for (int i = 0; i < 64; ++i) {
+    lo->byte[i] = static_cast<uint8_t>(TableOf(kType)[lo->byte[i]] + 128);
+    hi->byte[i] = static_cast<uint8_t>(TableOf(kType)[hi->byte[i]] + 128);
+  }
+}
+
 template <typename W, typename A>
 WITHY_INLINE I16 DotAny(I16 acc, const W* w, const A* a) {
   int32_t sum[16];

@@ -253,6 +253,10 @@ inline void MatMul(const MatMulArgs& args, int tile_begin, int tile_end) {
       return MatMulTyped<WeightType::kQ4>(args, tile_begin, tile_end);
     case WeightType::kQ4M:
       return MatMulTyped<WeightType::kQ4M>(args, tile_begin, tile_end);
+    case WeightType::kFp4:
+      return MatMulTyped<WeightType::kFp4>(args, tile_begin, tile_end);
+    case WeightType::kNl4:
+      return MatMulTyped<WeightType::kNl4>(args, tile_begin, tile_end);
   }
 }
 

@@ -13,7 +13,8 @@ namespace withy::engine {
 namespace {
 
 constexpr WeightType kTypes[] = {WeightType::kF32, WeightType::kF16, WeightType::kBf16,
-                                 WeightType::kQ8,  WeightType::kQ4,  WeightType::kQ4M};
+                                 WeightType::kQ8,  WeightType::kQ4,  WeightType::kQ4M,
+                                 WeightType::kFp4, WeightType::kNl4};
 
 class MatMulTest : public testing::TestWithParam<Target> {
  protected:
@@ -174,6 +175,53 @@ TEST_P(MatMulTest, AccumulateAddsToTheResidual) {
   kernels().matmul(args, 0, w.m.tiles());
   for (size_t i = 0; i < y.size(); ++i) {
     EXPECT_NEAR(static_cast<double>(y[i]), ref.y[i] + static_cast<double>(residual[i]), 1e-5);
+  }
+}
+
+// Indices of a table give the bits of the values that they stand for, as quants of 8 bits.
+TEST_P(MatMulTest, ATableMultipliesAsItsValuesDo) {
+  const int n_out = 72;
+  const int n_in = 1088;
+  const auto n = static_cast<size_t>(n_in);
+  for (const WeightType type : {WeightType::kFp4, WeightType::kNl4}) {
+    std::mt19937 rng(31);
+    OwnedMatrix indices{.m = {type, n_out, n_in, 512, nullptr}, .bytes = {}};
+    OwnedMatrix values{.m = {WeightType::kQ8, n_out, n_in, 512, nullptr}, .bytes = {}};
+    for (OwnedMatrix* w : {&indices, &values}) {
+      w->bytes.Resize(PackedBytes(w->m));
+      ZeroPacked(w->m, w->bytes.data());
+      w->m.data = w->bytes.data();
+    }
+    std::vector<uint8_t> q4(n);
+    std::vector<int8_t> q8(n);
+    std::vector<uint16_t> scales(n / kQuantBlock);
+    for (int row = 0; row < n_out; ++row) {
+      for (size_t i = 0; i < n; ++i) {
+        q4[i] = static_cast<uint8_t>(rng() % 16);
+        q8[i] = TableOf(type)[q4[i]];
+      }
+      for (uint16_t& scale : scales) scale = F32ToF16(1e-5f * static_cast<float>(1 + rng() % 100));
+      const WeightRow weights{.f32 = nullptr,
+                              .half = nullptr,
+                              .q8 = q8.data(),
+                              .q4 = q4.data(),
+                              .scales = scales.data(),
+                              .mins = nullptr};
+      PackRow(indices.m, row, weights, indices.bytes.data());
+      PackRow(values.m, row, weights, values.bytes.data());
+    }
+    EXPECT_LT(PackedBytes(indices.m), PackedBytes(values.m) * 54 / 100);
+    for (const int rows : {1, 2, 3, 6, 7, 11, 12, 19}) {
+      const std::vector<float> x = RandomFloats(rng, static_cast<size_t>(rows) * n);
+      Activations prepared;
+      Prepare(x, rows, n_in, &prepared);
+      std::vector<float> got(static_cast<size_t>(rows * n_out));
+      std::vector<float> want(got.size());
+      kernels().matmul({indices.m, &prepared, 0, rows, got.data(), n_out}, 0, indices.m.tiles());
+      kernels().matmul({values.m, &prepared, 0, rows, want.data(), n_out}, 0, values.m.tiles());
+      ASSERT_TRUE(SameBits(got.data(), want.data(), got.size()))
+          << WeightTypeName(type) << " rows " << rows;
+    }
   }
 }
 

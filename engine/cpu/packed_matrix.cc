@@ -86,6 +86,8 @@ size_t TileBytes(WeightType type, int inputs) {
     case WeightType::kQ8:
       return ScaleBytes(blocks) + n * kTileRows;
     case WeightType::kQ4:
+    case WeightType::kFp4:
+    case WeightType::kNl4:
       return ScaleBytes(blocks) + n * kTileRows / 2;
     case WeightType::kQ4M:
       return 2 * ScaleBytes(blocks) + n * kTileRows / 2;
@@ -168,13 +170,19 @@ void UnpackRow(const PackedMatrix& m, int out_row, float* out) {
                   static_cast<float>(static_cast<int>(parts.quants[Q8Byte(i, lane)]) - 128);
           break;
         case WeightType::kQ4:
-        case WeightType::kQ4M: {
+        case WeightType::kQ4M:
+        case WeightType::kFp4:
+        case WeightType::kNl4: {
           const int byte = static_cast<int>(parts.quants[Q4Byte(i, lane)]);
           const int q = i % 32 >= 16 ? byte >> 4 : byte & 15;
           const float scale = F16ToF32(Load16(parts.scales, block));
-          value = m.type == WeightType::kQ4
-                      ? scale * static_cast<float>(q - 8)
-                      : scale * static_cast<float>(q) + F16ToF32(Load16(parts.mins, block));
+          if (HasTable(m.type)) {
+            value = scale * static_cast<float>(TableOf(m.type)[q]);
+          } else if (m.type == WeightType::kQ4) {
+            value = scale * static_cast<float>(q - 8);
+          } else {
+            value = scale * static_cast<float>(q) + F16ToF32(Load16(parts.mins, block));
+          }
           break;
         }
       }

@@ -8,6 +8,7 @@
 //                       then u8 quants (q + 128) [block][input / 4][16 rows][4]
 //   kQ4:                f16 scales [block][16 rows], then nibbles [block][4][16 rows][4 bytes];
 //                       byte (g, row, i) holds input 4g+i in its low half, 16+4g+i in its high half
+//   kFp4, kNl4:         as kQ4
 //   kQ4M:               scales, then f16 minima [block][16 rows], then nibbles as kQ4
 // Rows and inputs beyond n_out and n_in are zero weights. A level is a prefix: of the tiles in a
 // matrix of one panel (cut by rows), of the panels in a matrix cut along its inputs (O, down).
@@ -52,7 +53,8 @@ size_t PrefixBytes(const PackedMatrix& m, int n_out, int n_in);
 
 // One row of weights before packing. The type decides which members are read:
 //   kF32: f32 [n_in];  kF16, kBf16: half [n_in];  kQ8: q8 [n_in], scales [n_in / 32];
-//   kQ4: q4 [n_in] values 0..15 (one a byte), scales;  kQ4M: q4, scales, mins (both f16).
+//   kQ4, kFp4, kNl4: q4 [n_in] values 0..15 (one a byte), scales;
+//   kQ4M: q4, scales, mins (both f16).
 struct WeightRow {
   const float* f32 = nullptr;
   const uint16_t* half = nullptr;

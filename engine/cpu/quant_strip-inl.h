@@ -1,7 +1,8 @@
 // The inner kernel of quantised weights, written with a target's dot primitives: Bytes64,
-// LoadQ8(p), LoadNibbles(p, &lo, &hi), DotQ8(acc, w, a); Q4Sums, an accumulator for the products of
-// one block of nibbles, with DotQ4(sums, w, a) and Widen(sums); kQ8Signed, true if LoadQ8 removes
-// the offset of 128. Included by kernels_*.cc after vec-inl.h; AVX-512 has its own version.
+// LoadQ8(p), LoadNibbles(p, &lo, &hi), LoadTable<type>(p, &lo, &hi), which gives what DotQ8 takes,
+// DotQ8(acc, w, a); Q4Sums, an accumulator for the products of one block of nibbles, with
+// DotQ4(sums, w, a) and Widen(sums); kQ8Signed, true if LoadQ8 removes the offset of 128. Included
+// by kernels_*.cc after vec-inl.h; AVX-512 has its own version.
 #include "engine/cpu/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
@@ -16,6 +17,17 @@ WITHY_INLINE void BlockSums(const uint8_t* w, const int8_t* const* a, I16* sum) 
       const Bytes64 weights = LoadQ8(w + 64 * j);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) sum[t] = DotQ8(sum[t], weights, a[t] + 4 * j);
+    }
+  } else if constexpr (HasTable(kType)) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      Bytes64 low;
+      Bytes64 high;
+      LoadTable<kType>(w + 64 * j, &low, &high);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) sum[t] = DotQ8(sum[t], low, a[t] + 4 * j);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) sum[t] = DotQ8(sum[t], high, a[t] + 4 * j + 16);
     }
   } else {
     Q4Sums part[T] = {};
@@ -61,9 +73,9 @@ inline void QuantTile(const std::byte* tile, const Strip& strip, const StripRows
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const int row = rows.row + first + t;
-      sum[t] = SplatI(kType == WeightType::kQ4                 ? x.init4(row)[block]
-                      : kType == WeightType::kQ8 && !kQ8Signed ? x.init8(row)[block]
-                                                               : 0);
+      sum[t] = SplatI(kType == WeightType::kQ4              ? x.init4(row)[block]
+                      : MultipliesAsQ8(kType) && !kQ8Signed ? x.init8(row)[block]
+                                                            : 0);
     }
     BlockSums<kType, T>(quants + static_cast<size_t>(b) * kBytes, a, sum);
     const F16 w_scale = LoadHalves(scales + b * kTileRows);

@@ -19,12 +19,30 @@ enum class WeightType : uint8_t {
   kQ8 = 3,   // w = scale * q, q in -128..127, one f16 scale for 32 inputs (GGUF Q8_0)
   kQ4 = 4,   // w = scale * (q - 8), q in 0..15, one f16 scale for 32 inputs (GGUF Q4_0)
   kQ4M = 5,  // w = scale * q + min, q in 0..15, f16 scale and min for 32 inputs (GGUF Q4_1, Q4_K)
+  kFp4 = 6,  // w = scale * kFp4Values[q], one f16 scale for 32 inputs (GGUF MXFP4)
+  kNl4 = 7,  // w = scale * kNl4Values[q], likewise (GGUF IQ4_NL, IQ4_XS)
 };
+inline constexpr WeightType kLastWeightType = WeightType::kNl4;
 
 inline constexpr int kTileRows = 16;    // output rows that one tile interleaves
 inline constexpr int kQuantBlock = 32;  // inputs that share a scale
 
 constexpr bool IsQuantized(WeightType type) { return type >= WeightType::kQ8; }
+
+// Twice a float of one sign, two exponent bits and one mantissa bit.
+inline constexpr int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr int8_t kNl4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                          1,    13,   25,  38,  53,  69,  89,  113};
+
+// Whether quants are indices of a table of values.
+constexpr bool HasTable(WeightType type) {
+  return type == WeightType::kFp4 || type == WeightType::kNl4;
+}
+constexpr const int8_t* TableOf(WeightType type) {
+  return type == WeightType::kFp4 ? kFp4Values : kNl4Values;
+}
+// Whether products start from the rows' sums for quants of 8 bits.
+constexpr bool MultipliesAsQ8(WeightType type) { return type == WeightType::kQ8 || HasTable(type); }
 
 constexpr const char* WeightTypeName(WeightType type) {
   switch (type) {
@@ -40,6 +58,10 @@ constexpr const char* WeightTypeName(WeightType type) {
       return "q4";
     case WeightType::kQ4M:
       return "q4m";
+    case WeightType::kFp4:
+      return "fp4";
+    case WeightType::kNl4:
+      return "nl4";
   }
   return "?";
 }

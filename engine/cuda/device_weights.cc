@@ -37,6 +37,9 @@ size_t QuantBytes(const Matrix& m) {
   const auto tiles = static_cast<size_t>(m.tiles);
   const auto blocks = static_cast<size_t>(m.blocks);
   switch (m.type) {
+    case WeightType::kFp4:
+    case WeightType::kNl4:
+      break;  // DeviceType
     case WeightType::kF32:
       return tiles * blocks * 2048;
     case WeightType::kF16:
@@ -109,7 +112,7 @@ absl::Status DeviceWeights::LoadLayers() {
         continue;
       }
       // Layers of different types cannot share memory.
-      if (shared.quants == nullptr || shared.type != packed.type) {
+      if (shared.quants == nullptr || shared.type != DeviceType(packed.type)) {
         WITHY_ASSIGN_OR_RETURN(shared, NewMatrix(packed));
       }
       matrix = shared;
@@ -196,7 +199,7 @@ absl::StatusOr<uint8_t*> DeviceWeights::Copy(const void* from, size_t bytes) {
 }
 
 absl::StatusOr<Matrix> DeviceWeights::NewMatrix(const PackedMatrix& packed) {
-  Matrix m{.type = packed.type, .n_out = packed.n_out, .n_in = packed.n_in};
+  Matrix m{.type = DeviceType(packed.type), .n_out = packed.n_out, .n_in = packed.n_in};
   m.tiles = packed.tiles();
   m.blocks = packed.padded_inputs() / kQuantBlock;
   m.groups = (m.blocks + kGroupBlocks - 1) / kGroupBlocks;
@@ -213,7 +216,10 @@ absl::Status DeviceWeights::Convert(const PackedMatrix& packed, int n_out, int n
                                     const Matrix& to) {
   const size_t bytes = PrefixBytes(packed, n_out, n_in);
   if (bytes == 0) return absl::OkStatus();
-  PackedArgs args{.to = to, .panel_inputs = packed.panel_inputs, .panels = packed.panels()};
+  PackedArgs args{.from = packed.type,
+                  .to = to,
+                  .panel_inputs = packed.panel_inputs,
+                  .panels = packed.panels()};
   args.tiles = packed.tiles();
   args.blocks = to.blocks;
   if (packed.panels() == 1) {

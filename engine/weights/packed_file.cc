@@ -215,7 +215,7 @@ absl::Status PackedFile::AddTensor(const PackedEntry& entry) {
     }
     tensor.values = {reinterpret_cast<const float*>(data), entry.n_in};
   } else if (entry.kind == PackedKind::kMatrix) {
-    if (entry.type > static_cast<uint32_t>(WeightType::kQ4M)) return damaged("unknown type");
+    if (entry.type > static_cast<uint32_t>(kLastWeightType)) return damaged("unknown type");
     if (entry.panel_inputs < kQuantBlock || entry.panel_inputs % kQuantBlock != 0 ||
         entry.panel_inputs > kMaxDimension || entry.n_in % kQuantBlock != 0 ||
         uint64_t{entry.n_in} * entry.n_out > uint64_t{1} << 40) {

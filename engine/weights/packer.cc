@@ -208,7 +208,7 @@ class Packer {
                                     std::span<const uint8_t> row, std::vector<float>* scales,
                                     std::vector<int8_t>* quants) {
     const size_t outputs = item.entry.n_out;
-    if (PackedTypeFor(item.source->type).value_or(WeightType::kF32) == WeightType::kQ8) {
+    if (MultipliesAsQ8(PackedTypeFor(item.source->type).value_or(WeightType::kF32))) {
       auto decoded = decoder.Decode(row);
       if (!decoded.ok()) return Annotate(decoded.status(), item.source->name);
       quants->insert(quants->end(), decoded->q8, decoded->q8 + outputs);

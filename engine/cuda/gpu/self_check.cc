@@ -31,7 +31,7 @@ class Sample {
       : gpu_(gpu), packed_memory_(gpu), memory_(gpu) {
     packed_ = {.type = type, .n_out = n_out, .n_in = n_in, .panel_inputs = 64};
     Fill();
-    matrix_ = {.type = type, .n_out = n_out, .n_in = n_in};
+    matrix_ = {.type = DeviceType(type), .n_out = n_out, .n_in = n_in};
     matrix_.tiles = packed_.tiles();
     matrix_.blocks = packed_.padded_inputs() / kQuantBlock;
     matrix_.groups = (matrix_.blocks + kGroupBlocks - 1) / kGroupBlocks;
@@ -49,6 +49,7 @@ class Sample {
     WITHY_RETURN_IF_ERROR(
         gpu_.Upload(packed_memory_.as<std::byte>(), bytes_.data(), bytes_.size()));
     gpu_.kernels().repack(gpu_.queue(), {.data = packed_memory_.as<uint8_t>(),
+                                         .from = packed_.type,
                                          .to = matrix_,
                                          .panel_inputs = packed_.panel_inputs,
                                          .panels = packed_.panels(),
@@ -212,7 +213,8 @@ constexpr int kRows = 9;
 constexpr int kOutputs = 80;
 constexpr int kInputs = 320;
 constexpr WeightType kTypes[] = {WeightType::kF32, WeightType::kF16, WeightType::kBf16,
-                                 WeightType::kQ8,  WeightType::kQ4,  WeightType::kQ4M};
+                                 WeightType::kQ8,  WeightType::kQ4,  WeightType::kQ4M,
+                                 WeightType::kFp4, WeightType::kNl4};
 
 // Least time of some tries.
 absl::StatusOr<int64_t> LeastTime(Gpu& gpu, const std::function<int64_t()>& now_ns,

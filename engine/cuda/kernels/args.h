@@ -45,9 +45,15 @@ struct Matrix {
   uint16_t* mins = nullptr;
 };
 
+// The type of a Matrix with these packed weights: indices of a table become quants of 8 bits.
+constexpr WeightType DeviceType(WeightType packed) {
+  return HasTable(packed) ? WeightType::kQ8 : packed;
+}
+
 // A matrix in a packed file (cpu/packed_matrix.h), in device memory.
 struct PackedArgs {
   const uint8_t* data = nullptr;
+  WeightType from = WeightType::kF32;
   Matrix to = {};
   int panel_inputs = 0;
   int panels = 1;

@@ -270,6 +270,9 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) DenseWeightsKernel(DenseArgs args) {
       return ConvertTile<WeightType::kQ4>(w, at, args);
     case WeightType::kQ4M:
       return ConvertTile<WeightType::kQ4M>(w, at, args);
+    case WeightType::kFp4:
+    case WeightType::kNl4:
+      break;  // DeviceType
   }
 }
 

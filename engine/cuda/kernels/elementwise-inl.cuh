@@ -136,7 +136,7 @@ WITHY_DEVICE PackedTile FindTile(const PackedArgs& args, int tile, int block, in
   const auto tile_bytes = [&](int64_t blocks) -> int64_t {
     const int64_t inputs = blocks * 32;
     const int64_t meta = Pad64(blocks * 32);
-    switch (m.type) {
+    switch (args.from) {
       case WeightType::kF32:
         return inputs * 64;
       case WeightType::kF16:
@@ -145,6 +145,8 @@ WITHY_DEVICE PackedTile FindTile(const PackedArgs& args, int tile, int block, in
       case WeightType::kQ8:
         return meta + inputs * 16;
       case WeightType::kQ4:
+      case WeightType::kFp4:
+      case WeightType::kNl4:
         return meta + inputs * 8;
       default:
         return 2 * meta + inputs * 8;
@@ -177,6 +179,19 @@ WITHY_DEVICE void RepackFloats(const Matrix& m, const uint8_t* from, int64_t par
   }
 }
 
+// The values of the indices in the low halves of four bytes.
+WITHY_DEVICE uint32_t TableWord(WeightType type, uint32_t indices) {
+  constexpr uint32_t kFp4Words[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
+  constexpr uint32_t kNl4Words[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+  uint32_t values = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t index = indices >> (8 * i) & 15u;
+    const uint32_t word = type == WeightType::kFp4 ? kFp4Words[index / 4] : kNl4Words[index / 4];
+    values |= (word >> (index % 4 * 8) & 255u) << (8 * i);
+  }
+  return values;
+}
+
 WITHY_GLOBAL void WITHY_THREADS(kThreads) RepackKernel(PackedArgs args) {
   const Matrix& m = args.to;
   const int block = BlockX() * (kThreads / 32) + ThreadX() / 32;
@@ -204,9 +219,13 @@ WITHY_GLOBAL void WITHY_THREADS(kThreads) RepackKernel(PackedArgs args) {
     }
   }
   if (m.type == WeightType::kQ8) {
-    const auto* words = reinterpret_cast<const uint32_t*>(from.quants + int64_t{local} * 512);
+    const bool indices = args.from != WeightType::kQ8;
+    const auto* words =
+        reinterpret_cast<const uint32_t*>(from.quants + int64_t{local} * (indices ? 256 : 512));
     const auto word = [&](int quad, int row) {
-      return LoadConst(words + quad * 16 + row) ^ 0x80808080u;
+      if (!indices) return LoadConst(words + quad * 16 + row) ^ 0x80808080u;
+      const uint32_t pairs = LoadConst(words + quad % 4 * 16 + row);
+      return TableWord(args.from, quad < 4 ? pairs : pairs >> 4);
     };
     Store(reinterpret_cast<Words4*>(m.quants + at * 512) + lane,
           Words4{{word(t, g), word(t, g + 8), word(t + 4, g), word(t + 4, g + 8)}});

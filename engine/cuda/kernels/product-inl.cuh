@@ -440,6 +440,9 @@ WITHY_DEVICE void AnyPart(const Matrix& w, const Inputs& in, int strip, const St
       return TypedPart<WeightType::kQ4, R, kMma>(w, in, strip, rows, part, sums, start);
     case WeightType::kQ4M:
       return TypedPart<WeightType::kQ4M, R, kMma>(w, in, strip, rows, part, sums, start);
+    case WeightType::kFp4:
+    case WeightType::kNl4:
+      break;  // DeviceType
   }
 }
 

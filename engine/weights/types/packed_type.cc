@@ -16,11 +16,14 @@ absl::StatusOr<PackedChoice> PackedChoiceFor(GgmlType type) {
     case GgmlType::kQ8_0:
     case GgmlType::kQ5_0:
     case GgmlType::kQ3_K:
-    case GgmlType::kIQ4_NL:
-    case GgmlType::kMXFP4:
       return PackedChoice{.type = WeightType::kQ8, .accuracy = PackedAccuracy::kExact};
-    case GgmlType::kQ8_K:
+    case GgmlType::kMXFP4:
+      return PackedChoice{.type = WeightType::kFp4, .accuracy = PackedAccuracy::kExact};
+    case GgmlType::kIQ4_NL:
+      return PackedChoice{.type = WeightType::kNl4, .accuracy = PackedAccuracy::kExact};
     case GgmlType::kIQ4_XS:
+      return PackedChoice{.type = WeightType::kNl4, .accuracy = PackedAccuracy::kRoundedScale};
+    case GgmlType::kQ8_K:
       return PackedChoice{.type = WeightType::kQ8, .accuracy = PackedAccuracy::kRoundedScale};
     case GgmlType::kQ5_1:
     case GgmlType::kQ2_K:

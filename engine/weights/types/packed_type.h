@@ -27,8 +27,8 @@ struct PackedChoice {
   PackedAccuracy accuracy = PackedAccuracy::kExact;
 };
 
-// Kernel type for a file's tensor type. Q8 has 8.5 bits a weight, Q4 4.5, Q4M 5. Errors:
-// UNIMPLEMENTED listing the supported types.
+// Kernel type for a file's tensor type. Q8 has 8.5 bits a weight, Q4, Fp4 and Nl4 4.5, Q4M 5.
+// Errors: UNIMPLEMENTED listing the supported types.
 absl::StatusOr<PackedChoice> PackedChoiceFor(GgmlType type);
 // The same, its type alone.
 absl::StatusOr<WeightType> PackedTypeFor(GgmlType type);

@@ -1,5 +1,6 @@
 #include "engine/weights/types/row_decoder.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -25,12 +26,12 @@ RowDecoder::RowDecoder(GgmlType type, WeightType packed_type, int64_t cols,
   if (packed_type == WeightType::kF32 || packed_type == WeightType::kQ8) floats_.resize(cols_);
   if (packed_type == WeightType::kF16 || packed_type == WeightType::kBf16) halves_.resize(cols_);
   if (packed_type == WeightType::kQ8) q8_.resize(cols_);
-  if (packed_type == WeightType::kQ4 || packed_type == WeightType::kQ4M) q4_.resize(cols_);
+  if (IsQuantized(packed_type) && packed_type != WeightType::kQ8) q4_.resize(cols_);
   if (IsQuantized(packed_type)) scales_.resize(blocks);
   const auto choice = PackedChoiceFor(type);
   if (choice.ok()) requantises_ = choice->accuracy == PackedAccuracy::kRequantised;
-  if (IsTernary(type)) q8_.resize(cols_);
-  if (packed_type == WeightType::kQ8 || IsTernary(type)) whole_scales_.resize(blocks);
+  if (IsTernary(type) || HasTable(packed_type)) q8_.resize(cols_);
+  if (MultipliesAsQ8(packed_type) || IsTernary(type)) whole_scales_.resize(blocks);
   if (packed_type == WeightType::kQ4M) {
     floats_.resize(blocks);
     mins_f32_.resize(blocks);
@@ -102,6 +103,17 @@ absl::Status RowDecoder::SplitTernary(std::span<const uint8_t> src) {
   return absl::OkStatus();
 }
 
+absl::Status RowDecoder::SplitTable(std::span<const uint8_t> src) {
+  WITHY_RETURN_IF_ERROR(Split(src));
+  const std::span<const int8_t, 16> table(TableOf(packed_type_), 16);
+  std::array<uint8_t, 256> index{};  // by value
+  for (size_t i = table.size(); i-- > 0;) {
+    index[static_cast<uint8_t>(table[i])] = static_cast<uint8_t>(i);
+  }
+  for (size_t i = 0; i < cols_; ++i) q4_[i] = index[static_cast<uint8_t>(q8_[i])];
+  return absl::OkStatus();
+}
+
 absl::Status RowDecoder::Requantize(std::span<const uint8_t> src) {
   WITHY_RETURN_IF_ERROR(Dequantize(type_, src, floats_));
   QuantizeQ8(floats_.data(), static_cast<int>(cols_), q8_.data(), scales_.data());
@@ -136,6 +148,12 @@ absl::StatusOr<WeightRow> RowDecoder::Decode(std::span<const uint8_t> src) {
       } else {
         DecodeQ4(src);
       }
+      Reorder(&q4_, kQuantBlock);
+      Reorder(&scales_, 1);
+      return WeightRow{.q4 = q4_.data(), .scales = scales_.data()};
+    case WeightType::kFp4:
+    case WeightType::kNl4:
+      WITHY_RETURN_IF_ERROR(SplitTable(src));
       Reorder(&q4_, kQuantBlock);
       Reorder(&scales_, 1);
       return WeightRow{.q4 = q4_.data(), .scales = scales_.data()};

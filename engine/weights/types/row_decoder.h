@@ -32,6 +32,8 @@ class RowDecoder {
   // Quants and scales of blocks that are 8 bits or fewer with one scale.
   absl::Status Split(std::span<const uint8_t> src);
   absl::Status SplitTernary(std::span<const uint8_t> src);
+  // Quants that are values of the packed type's table.
+  absl::Status SplitTable(std::span<const uint8_t> src);
   absl::Status Requantize(std::span<const uint8_t> src);
   // Reorders blocks of `width` elements each.
   template <typename T>
