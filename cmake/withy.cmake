@@ -104,16 +104,18 @@ function(withy_library name)
   endif()
 endfunction()
 
-# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds]): with a label CI also runs
-# the test under that sanitizer.
+# withy_test(name SRCS a_test.cc ... DEPS target ... [LABELS asan|tsan ...] [TIMEOUT seconds] [OPTIMIZED]): with a label CI also runs
+# the test under that sanitizer. OPTIMIZED: it computes for long, or needs the small stack frames of optimized code.
 function(withy_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMIZED" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT WITHY_TESTS)
     return()
   endif()
   add_executable(${name} ${arg_SRCS} ${WITHY_PROGRAM_SRCS})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} withy_options GTest::gmock GTest::gtest GTest::gtest_main)
-  if(NOT "offline" IN_LIST arg_LABELS)  # those share LibTorch's precompiled headers, which have the product's flags
+  if(arg_OPTIMIZED)
+    target_compile_options(${name} PRIVATE -O1)
+  elseif(NOT "offline" IN_LIST arg_LABELS)  # those share LibTorch's precompiled headers, which have the product's flags
     target_compile_options(${name} PRIVATE ${withy_test_flags})
     withy_use_headers(${name} "${withy_test_headers}")
   endif()
