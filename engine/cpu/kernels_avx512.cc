@@ -130,11 +130,11 @@ struct Fetch {
   int lines = 0;
 };
 
-// What a byte below 16 stands for as a kQ8 quant or a nibble: a look-up, or the byte itself.
+// The low and high halves of bytes, as kQ8 quants where they are indices of a table.
 template <WeightType kType>
-struct NibbleValues {
+struct Nibbles {
   __m512i table;
-  WITHY_INLINE NibbleValues() {
+  WITHY_INLINE Nibbles() {
     if constexpr (HasTable(kType)) {
       const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(TableOf(kType)));
       const __m128i offset = _mm_set1_epi8(static_cast<char>(128));
@@ -142,10 +142,12 @@ struct NibbleValues {
       table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_xor_si128(values, offset));
     }
   }
-  WITHY_INLINE __m512i Of(__m512i nibbles) const {
+  WITHY_INLINE __m512i Low(__m512i bytes) const {
+    const __m512i nibbles = _mm512_and_si512(bytes, _mm512_set1_epi8(15));
     if constexpr (HasTable(kType)) return _mm512_shuffle_epi8(table, nibbles);
     return nibbles;
   }
+  WITHY_INLINE __m512i High(__m512i bytes) const { return Low(_mm512_srli_epi16(bytes, 4)); }
 };
 
 // Multiplies `blocks` blocks of N tiles by T rows from row `first` on. kBytes: quants are bytes
@@ -164,8 +166,7 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
   const float* a_sum = x.sums(row) + x_block;
   const int32_t* init = (MultipliesAsQ8(kType) ? x.init8(row) : x.init4(row)) + x_block;
   const __m512 bias = _mm512_set1_ps(kFloatBias);
-  const __m512i low = _mm512_set1_epi8(15);
-  const NibbleValues<kType> values;
+  const Nibbles<kType> nibbles;
   __m512 acc[N][T];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) {
@@ -197,8 +198,8 @@ __attribute__((noinline)) void Multiply(const Tile<kType>* tile, int blocks, int
       for (int n = 0; n < N; ++n) {
         w[n] = _mm512_load_si512(tile[n].quants + (b * kLines + j) * 64);
         if constexpr (!kBytes) {
-          high[n] = values.Of(_mm512_and_si512(_mm512_srli_epi16(w[n], 4), low));
-          w[n] = values.Of(_mm512_and_si512(w[n], low));
+          high[n] = nibbles.High(w[n]);
+          w[n] = nibbles.Low(w[n]);
         }
       }
 #pragma GCC unroll 8
@@ -314,15 +315,13 @@ inline constexpr int kPieceBlocks = 16;  // those of two tiles fill half a first
 // Unpacks the nibbles of `blocks` blocks to bytes in the order of kQ8.
 template <WeightType kType>
 WITHY_INLINE void Unpack(const uint8_t* p, int blocks, uint8_t* out) {
-  const __m512i low = _mm512_set1_epi8(15);
-  const NibbleValues<kType> values;
+  const Nibbles<kType> nibbles;
   for (int b = 0; b < blocks; ++b, p += 256, out += 512) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const __m512i w = _mm512_load_si512(p + 64 * j);
-      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
-      _mm512_store_si512(out + 64 * j, values.Of(_mm512_and_si512(w, low)));
-      _mm512_store_si512(out + 64 * j + 256, values.Of(high));
+      _mm512_store_si512(out + 64 * j, nibbles.Low(w));
+      _mm512_store_si512(out + 64 * j + 256, nibbles.High(w));
     }
   }
 }
