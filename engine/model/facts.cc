@@ -335,9 +335,10 @@ class LevelMeter {
 
 // GGUF's name of the type that holds the most weight bytes.
 std::string_view MostUsedType(const PackedFile& file) {
-  static constexpr std::array<std::string_view, 6> kNames = {"F32",  "F16",  "BF16",
-                                                             "Q8_0", "Q4_0", "Q4_1"};
-  std::array<uint64_t, 6> bytes{};
+  static constexpr std::array<std::string_view, 8> kNames = {"F32",  "F16",  "BF16",  "Q8_0",
+                                                             "Q4_0", "Q4_1", "MXFP4", "IQ4_NL"};
+  static_assert(kNames.size() == static_cast<size_t>(kLastWeightType) + 1);
+  std::array<uint64_t, kNames.size()> bytes{};
   for (const PackedTensor& tensor : file.tensors()) {
     if (tensor.kind == PackedKind::kMatrix) {
       bytes[static_cast<size_t>(tensor.matrix.type)] += tensor.bytes;
