@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <fstream>
@@ -34,6 +35,10 @@ std::string OwnGroup() {
     if (!version2 && parts[1] == "memory") return absl::StrCat(kRoot, "/memory", parts[2]);
   }
   return version2 ? kRoot : absl::StrCat(kRoot, "/memory");
+}
+
+std::string PeakFile(const std::string& directory) {
+  return directory + (IsVersion2() ? "/memory.peak" : "/memory.max_usage_in_bytes");
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
@@ -86,6 +91,17 @@ uint64_t CgroupMemory(const std::string& directory) {
     }
   }
   return sum;
+}
+
+uint64_t CgroupPeak(const std::string& directory) {
+  std::ifstream file(PeakFile(directory));
+  uint64_t bytes = 0;
+  file >> bytes;
+  return std::max(bytes, CgroupMemory(directory));
+}
+
+void ForgetCgroupPeak(const std::string& directory) {
+  (void)WriteFile(PeakFile(directory), "0");  // kernels that keep the peak tell more
 }
 
 absl::StatusOr<std::string> MemoryCgroup::Run(const std::vector<std::string>& command) const {

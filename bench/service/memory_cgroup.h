@@ -40,6 +40,10 @@ class MemoryCgroup {
 
 // RSS plus page cache of a group, in bytes; 0 if it cannot be read.
 uint64_t CgroupMemory(const std::string& directory);
+// The most that it was, since ForgetCgroupPeak where the system permits that, with what the kernel
+// needs for it.
+uint64_t CgroupPeak(const std::string& directory);
+void ForgetCgroupPeak(const std::string& directory);
 
 // Writes what is dirty of a file, and lets the page cache forget it. Errors: of open(2).
 absl::Status DropFromCache(const std::string& path);

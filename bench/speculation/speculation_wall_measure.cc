@@ -93,12 +93,11 @@ absl::Status Wall::MeasureProgram() {
   return absl::OkStatus();
 }
 
-// With every way that takes part in the pair, while weights are streamed.
+// With every way that takes part in the pair and all prompts, while weights are streamed.
 absl::Status Wall::MeasurePairProgram() {
   WallRun run = setup_.run;
   run.contestant = "pair";
-  run.prompts = 1;
-  run.open_prompts = 0;
+  run.answer_tokens = std::min(run.answer_tokens, 4);
   run.ways.clear();
   bool draft = false;
   for (const WallWay& way : setup_.ways) {

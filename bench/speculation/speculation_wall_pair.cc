@@ -100,11 +100,12 @@ absl::StatusOr<WallResult> RunPair(const WallRun& run) {
         CheckVocabularies(target, *draft, {.target = run.packed, .draft = run.draft}));
   }
   WallResult result;
+  if (!run.cgroup.empty()) ForgetCgroupPeak(run.cgroup);
   WITHY_ASSIGN_OR_RETURN(
       result.answers,
       AnswerInTurns(target, draft.has_value() ? draft->model.get() : nullptr, run, ways));
   result.token_s = SumOf(result.answers).token_s();
-  if (!run.cgroup.empty()) result.memory_bytes = CgroupMemory(run.cgroup);
+  if (!run.cgroup.empty()) result.memory_bytes = CgroupPeak(run.cgroup);
   const engine::WeightStreamStats stats = target.model->weight_stats();
   result.weights_bytes = stats.resident_bytes + stats.buffer_bytes;
   result.pass_bytes = stats.pass_bytes;
