@@ -106,7 +106,10 @@ double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) c
   const Known known = found == calls_.end() ? Known{} : found->second;
   // The last token is computed by the first pass.
   if (tokens <= known.tokens + size_t{1}) return 0;
-  const double token_ms = token_ms_ > 0 ? token_ms_ : policy::kGuessedDraftTokenShare * pass_ms;
+  // A target that waits for a disk says nothing of what a token costs the draft model: it may show
+  // that, within its patience.
+  const double guessed_ms = baton_.has_value() ? 0 : policy::kGuessedDraftTokenShare * pass_ms;
+  const double token_ms = token_ms_ > 0 ? token_ms_ : guessed_ms;
   return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
 }
 

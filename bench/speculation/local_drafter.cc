@@ -25,14 +25,17 @@ class LocalDrafter::Windows final : public serving::StepWindows {
   serving::TreeDrafter::Growth growth_;
 };
 
-LocalDrafter::LocalDrafter(engine::Model& draft, int32_t window, bool windows, LimitsOf limits)
-    : drafter_(draft, window, passes_, Clock::Real()),
-      windows_(windows),
+LocalDrafter::LocalDrafter(engine::Model& draft, const Options& options, LimitsOf limits)
+    : drafter_(draft, options.window, passes_, Clock::Real()),
+      streams_(options.streams),
+      windows_(options.windows),
       limits_(std::move(limits)) {}
 
 policy::DraftOffer LocalDrafter::Follow(const serving::DraftTask& task, double plain_ms) {
   const double pass_ms = pass_ms_ > 0 ? pass_ms_ : policy::GuessedDraftPassMs(plain_ms);
-  const double token_ms = token_ms_ > 0 ? token_ms_ : policy::kGuessedDraftTokenShare * pass_ms;
+  // As DraftClient::CatchUpMs.
+  const double guessed_ms = streams_ ? 0 : policy::kGuessedDraftTokenShare * pass_ms;
+  const double token_ms = token_ms_ > 0 ? token_ms_ : guessed_ms;
   // The last token is computed by the first pass.
   const int32_t behind =
       static_cast<int32_t>(task.session.tokens().size()) - 1 - drafter_.computed(task.call_id);

@@ -23,9 +23,13 @@ class LocalDrafter final : public serving::Drafter {
   // What is grown of a call's tree in place of what the plan asks for.
   using LimitsOf = std::function<policy::GrowthLimits(const serving::DraftTask& task)>;
 
-  // `draft` is borrowed; `window`: most tokens of a call and its tree. `windows`: trees grow while
-  // the target waits for its weights. `limits`: null: as the plan says.
-  LocalDrafter(engine::Model& draft, int32_t window, bool windows, LimitsOf limits);
+  struct Options {
+    int32_t window = 0;    // most tokens of a call and its tree
+    bool streams = false;  // the target's passes wait for its weights
+    bool windows = false;  // trees grow meanwhile
+  };
+  // `draft` is borrowed. `limits`: null: as the plan says.
+  LocalDrafter(engine::Model& draft, const Options& options, LimitsOf limits);
 
   policy::DraftOffer Follow(const serving::DraftTask& task, double plain_ms) override;
   serving::DraftResult Grow(std::span<const serving::DraftTask> tasks,
@@ -44,6 +48,7 @@ class LocalDrafter final : public serving::Drafter {
 
   engine::PassNumbers passes_;
   serving::TreeDrafter drafter_;
+  const bool streams_;
   const bool windows_;
   const LimitsOf limits_;
   double caught_up_ms_ = 0;

@@ -151,8 +151,11 @@ struct PairDecoder::Service {
                                                       .max_tree_rows = kTreeRows,
                                                       .row_costs = RowCostsOf(pair.cost_)}};
     if (way.uses_draft()) {
-      drafter.emplace(*pair.parts_.draft, pair.env_.window + kTreeRows,
-                      way.windows && pair.parts_.target.weight_stats().streams(), LimitsOf(way));
+      const bool streams = pair.parts_.target.weight_stats().streams();
+      const LocalDrafter::Options drafts{.window = pair.env_.window + kTreeRows,
+                                         .streams = streams,
+                                         .windows = way.windows && streams};
+      drafter.emplace(*pair.parts_.draft, drafts, LimitsOf(way));
       options.speculation.draft = &*drafter;
     }
     scheduler.emplace(pair.parts_.target, pair.env_, pair.leases_, pair.cost_, options,
