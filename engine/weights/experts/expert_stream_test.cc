@@ -109,7 +109,8 @@ class ExpertStreamTest : public testing::Test {
       EXPECT_EQ(stats.failures, 0u);
       EXPECT_GT(stats.experts.chosen, stats.experts.in_memory + stats.experts.arriving);
       EXPECT_GT(stats.experts.in_memory, 0u);
-      EXPECT_EQ(stats.experts.guessed > 0, share > 0.3) << "share " << share << ": guesses need room";
+      EXPECT_EQ(stats.experts.guessed > 0, share > 0.3)
+          << "share " << share << ": guesses need room";
     }
   }
   void ExpectWorks(Model& model) const {
