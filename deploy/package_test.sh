@@ -19,6 +19,7 @@ fi
 dpkg-deb -f "$service" >"$out/control"
 for library in 'libgrpc\+\+1' 'librocksdb' 'libprotobuf' 'libc6' systemd; do expect control "$out/control" "^Depends:.*$library"; done
 expect control "$out/control" '^Recommends: withy-models-pocket'
+grep -E 'lib32|libx32|libc6-|-cross|:arm64|:amd64' "$out/control" && { echo "control: depends on another architecture's libraries"; fail=1; }
 dpkg-deb -c "$service" >"$out/files"
 for daemon in orchestrator model-worker draft-worker context-store profiler-agent; do
   expect files "$out/files" " \./usr/bin/withy-$daemon$"
