@@ -19,6 +19,7 @@ namespace {
 
 // A step that waits longer for its weights has other troubles.
 constexpr absl::Duration kLongestGrowth = absl::Seconds(10);
+constexpr absl::Duration kCostsPatience = absl::Seconds(5);
 // A growth whose step has ended is not computing; this is the way back.
 constexpr absl::Duration kGrowthPatience = absl::Milliseconds(5);
 
@@ -34,10 +35,11 @@ void Learn(double seen, double* known) {
 
 }  // namespace
 
-struct DraftClient::Growth {
+template <typename Request, typename Response>
+struct DraftClient::Asked {
   grpc::ClientContext context;
-  v1::GrowRequest request;
-  v1::GrowResponse response;
+  Request request;
+  Response response;
   grpc::Status status;
   absl::Notification ended;
 };
@@ -49,6 +51,7 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
       stub_(v1::DraftWorker::NewStub(rpc::Connect(address))),
       baton_(std::move(baton)) {
   if (baton_.has_value()) baton_->TakeBack();  // if a process that was killed had lent it
+  AskCosts();
 }
 
 DraftClient::~DraftClient() { EndGrowing(); }
@@ -69,14 +72,35 @@ class DraftClient::Windows final : public serving::StepWindows {
   DraftClient& client_;
 };
 
-policy::DraftOffer DraftClient::Follow(const serving::DraftTask& task, double plain_ms) {
-  const double pass_ms = pass_ms_ > 0 ? pass_ms_ : policy::GuessedDraftPassMs(plain_ms);
+void DraftClient::AskCosts() {
+  if (pass_ms_ > 0 || clock_.SteadyNanos() < retry_ns_) return;
+  if (costs_ == nullptr) {
+    costs_ = std::make_shared<Costs>();
+    rpc::SetTimeout(&costs_->context, kCostsPatience);
+    stub_->async()->GetWorkerInfo(&costs_->context, &costs_->request, &costs_->response,
+                                  [costs = costs_](const grpc::Status& status) {
+                                    costs->status = status;
+                                    costs->ended.Notify();
+                                  });
+    return;
+  }
+  if (!costs_->ended.HasBeenNotified()) return;
+  const std::shared_ptr<Costs> costs = std::exchange(costs_, nullptr);
+  if (!costs->status.ok()) return OnFailure(costs->status);
+  const v1::CostModel& told = costs->response.cost();
+  pass_ms_ = told.decode_us_per_token() / 1e3;
+  token_ms_ = told.prefill_us_per_token() / 1e3;
+  if (!(pass_ms_ > 0)) retry_ns_ = clock_.SteadyNanos() + policy::kDraftRefusedNs;  // no model
+}
+
+policy::DraftOffer DraftClient::Follow(const serving::DraftTask& task) {
+  AskCosts();
   return {
       .ready = ready(),
       .grows_in_windows = baton_.has_value() && ready() && clock_.SteadyNanos() >= grow_retry_ns_,
       .goes_on = task.drafts.step.windows == policy::DraftSourceKind::kDraft,
       .pass_ms = pass_ms_,
-      .catch_up_ms = CatchUpMs(task.call_id, task.session.tokens().size(), pass_ms)};
+      .catch_up_ms = CatchUpMs(task.call_id, task.session.tokens().size())};
 }
 
 v1::DraftCall DraftClient::ToWire(const serving::DraftTask& task) {
@@ -101,16 +125,12 @@ v1::DraftCall DraftClient::ToWire(const serving::DraftTask& task) {
   return wire;
 }
 
-double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const {
+double DraftClient::CatchUpMs(uint64_t call_id, size_t tokens) const {
   const auto found = calls_.find(call_id);
   const Known known = found == calls_.end() ? Known{} : found->second;
   // The last token is computed by the first pass.
   if (tokens <= known.tokens + size_t{1}) return 0;
-  // A target that waits for a disk says nothing of what a token costs the draft model: it may show
-  // that, within its patience.
-  const double guessed_ms = baton_.has_value() ? 0 : policy::kGuessedDraftTokenShare * pass_ms;
-  const double token_ms = token_ms_ > 0 ? token_ms_ : guessed_ms;
-  return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms - known.ms);
+  return std::max(0.0, static_cast<double>(tokens - 1 - known.tokens) * token_ms_ - known.ms);
 }
 
 serving::DraftResult DraftClient::Grow(std::span<const serving::DraftTask> tasks,

@@ -26,7 +26,7 @@ class DraftClient final : public serving::Drafter {
               std::optional<ComputeBaton> baton = std::nullopt);
   ~DraftClient() override;
 
-  policy::DraftOffer Follow(const serving::DraftTask& task, double plain_ms) override;
+  policy::DraftOffer Follow(const serving::DraftTask& task) override;
   // Nothing comes where the draft is late; what it has computed by then is there for the next
   // request.
   serving::DraftResult Grow(std::span<const serving::DraftTask> tasks,
@@ -46,11 +46,16 @@ class DraftClient final : public serving::Drafter {
     uint32_t tokens = 0;  // with KV
     double ms = 0;        // spent on the KV of later ones, by requests that ran out of time
   };
-  // A request that lasts as long as a step. Shared with gRPC's thread, which ends it.
-  struct Growth;
+  // A request that gRPC's thread ends, which shares it.
+  template <typename Request, typename Response>
+  struct Asked;
+  using Growth = Asked<v1::GrowRequest, v1::GrowResponse>;  // lasts as long as a step
+  using Costs = Asked<v1::GetWorkerInfoRequest, v1::GetWorkerInfoResponse>;
 
-  bool ready() const { return clock_.SteadyNanos() >= retry_ns_; }
-  double CatchUpMs(uint64_t call_id, size_t tokens, double pass_ms) const;
+  // Nothing is drafted before draft_worker has told what that costs.
+  bool ready() const { return pass_ms_ > 0 && clock_.SteadyNanos() >= retry_ns_; }
+  void AskCosts();
+  double CatchUpMs(uint64_t call_id, size_t tokens) const;
   v1::DraftCall ToWire(const serving::DraftTask& task);
   // Adds what came for a call to its tree; false: nothing, or no tree.
   bool Take(const v1::CallDraft& response, const serving::DraftTask& task,
@@ -65,9 +70,11 @@ class DraftClient final : public serving::Drafter {
   const std::unique_ptr<v1::DraftWorker::Stub> stub_;
   std::optional<ComputeBaton> baton_;
   std::shared_ptr<Growth> growth_;  // null: none is under way
+  std::shared_ptr<Costs> costs_;    // likewise
   std::map<uint64_t, Known> calls_;
+  // As draft_worker measured them, then as requests show. 0: not known yet.
   double pass_ms_ = 0;         // the way there and back included
-  double token_ms_ = 0;        // of the KV of one of many tokens; 0: not known
+  double token_ms_ = 0;        // of the KV of one of many tokens
   int64_t retry_ns_ = 0;       // not asked before
   int64_t grow_retry_ns_ = 0;  // likewise, to let trees grow
   bool refused_ = false;       // the last failure was told

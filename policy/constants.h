@@ -396,6 +396,9 @@ inline constexpr double kGainMemory = 0.9;
 // a vain try costs about a plain pass, so the longest pause costs 0.2 %. Test: SourceGainTest.
 inline constexpr double kFirstPauseTokens = 32;
 inline constexpr double kLongestPauseTokens = 512;
+// Tokens after which a source that pays, but less than another, is tried again. Tokens. Choice: a
+// pass with it costs some plain passes at most, less than a hundredth. Test: SourceGainTest.
+inline constexpr double kTrialTokens = 512;
 // Calls of an app from which its speculation is counted on, the share of them that gained less than
 // what is counted on, and the most that is. Calls; share; ratio. Choice: one call in five may be
 // slower than predicted before the level falls in its middle. Test: SpeculationOutlookTest.
@@ -435,15 +438,13 @@ inline constexpr int32_t kMostDraftDepth = 32;
 inline constexpr int32_t kMostModelNodes = 64;
 // Places that a look-up follows. Places. Unrecorded. Test: TokenLookupTest.
 inline constexpr int32_t kMostMatches = 3;
-// Guessed time of one draft_worker pass, until one was measured. Share of a plain pass. Choice:
-// drafts are that much smaller. Test: DraftPlanTest.
-inline constexpr double kGuessedPassShare = 0.2;
 // How long a step waits for draft_worker. Ratio to what its passes are expected to take. Choice.
 // Test: DraftPlanTest.
 inline constexpr double kDraftPatience = 1.5;
 // What computing the KV of a call's prompt may take at most before the draft model drafts, at once,
 // in slices (where it cannot be afforded at once), and in windows, which makes steps longer by half
-// of it at most. Shares of the time that the answer would have taken plainly so far. Choice: an
+// of it at most. Shares of the time that the answer would have taken plainly so far, and the first
+// and the last also of what one pass with the model's drafts has gained of late. Choice: an
 // answer 20 times as long as the catch-up will probably outlast it; a long prompt with a short
 // answer is left alone. Test: DraftPlanTest.
 inline constexpr double kCatchUpShare = 0.25;
@@ -488,9 +489,8 @@ inline constexpr int64_t kDraftAwayNs = 200 * kNanosPerMilli;
 inline constexpr int64_t kDraftRefusedNs = 10 * kNanosPerSecond;
 // Weight of one draft for what its passes take. Share. Unrecorded.
 inline constexpr double kDraftPassWeight = 0.2;
-// A token of many whose KV is computed together, until that is measured, and how many tell: fewer
-// tell what the pass costs. Share of a pass; tokens. Unrecorded.
-inline constexpr double kGuessedDraftTokenShare = 0.15;
+// Tokens whose KV is computed together from which one's time is told: fewer tell what the pass
+// costs. Tokens. Unrecorded.
 inline constexpr uint32_t kTellingDraftTokens = 8;
 
 }  // namespace withy::policy

@@ -27,15 +27,12 @@ class LocalDrafter::Windows final : public serving::StepWindows {
 
 LocalDrafter::LocalDrafter(engine::Model& draft, const Options& options, LimitsOf limits)
     : drafter_(draft, options.window, passes_, Clock::Real()),
-      streams_(options.streams),
       windows_(options.windows),
-      limits_(std::move(limits)) {}
+      limits_(std::move(limits)),
+      pass_ms_(options.pass_ms),
+      token_ms_(options.token_ms) {}
 
-policy::DraftOffer LocalDrafter::Follow(const serving::DraftTask& task, double plain_ms) {
-  const double pass_ms = pass_ms_ > 0 ? pass_ms_ : policy::GuessedDraftPassMs(plain_ms);
-  // As DraftClient::CatchUpMs.
-  const double guessed_ms = streams_ ? 0 : policy::kGuessedDraftTokenShare * pass_ms;
-  const double token_ms = token_ms_ > 0 ? token_ms_ : guessed_ms;
+policy::DraftOffer LocalDrafter::Follow(const serving::DraftTask& task) {
   // The last token is computed by the first pass.
   const int32_t behind =
       static_cast<int32_t>(task.session.tokens().size()) - 1 - drafter_.computed(task.call_id);
@@ -43,7 +40,7 @@ policy::DraftOffer LocalDrafter::Follow(const serving::DraftTask& task, double p
           .grows_in_windows = windows_,
           .goes_on = task.drafts.step.windows == policy::DraftSourceKind::kDraft,
           .pass_ms = pass_ms_,
-          .catch_up_ms = std::max(0, behind) * token_ms};
+          .catch_up_ms = std::max(0, behind) * token_ms_};
 }
 
 serving::TreeRequest LocalDrafter::RequestOf(const serving::DraftTask& task) const {

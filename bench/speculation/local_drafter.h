@@ -25,13 +25,14 @@ class LocalDrafter final : public serving::Drafter {
 
   struct Options {
     int32_t window = 0;    // most tokens of a call and its tree
-    bool streams = false;  // the target's passes wait for its weights
-    bool windows = false;  // trees grow meanwhile
+    bool windows = false;  // trees grow while the target waits for its weights
+    double pass_ms = 0;    // as measured at start
+    double token_ms = 0;   // likewise, of one of many tokens whose KV is computed
   };
   // `draft` is borrowed. `limits`: null: as the plan says.
   LocalDrafter(engine::Model& draft, const Options& options, LimitsOf limits);
 
-  policy::DraftOffer Follow(const serving::DraftTask& task, double plain_ms) override;
+  policy::DraftOffer Follow(const serving::DraftTask& task) override;
   serving::DraftResult Grow(std::span<const serving::DraftTask> tasks,
                             const serving::DraftTime& time) override;
   std::unique_ptr<serving::StepWindows> GrowMeanwhile(
@@ -48,12 +49,11 @@ class LocalDrafter final : public serving::Drafter {
 
   engine::PassNumbers passes_;
   serving::TreeDrafter drafter_;
-  const bool streams_;
   const bool windows_;
   const LimitsOf limits_;
   double caught_up_ms_ = 0;
-  double pass_ms_ = 0;   // 0: not known
-  double token_ms_ = 0;  // of a token whose KV is computed before its call is drafted; likewise
+  double pass_ms_;
+  double token_ms_;
 };
 
 }  // namespace withy::bench

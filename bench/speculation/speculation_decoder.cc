@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bench/speculation/local_drafter.h"
+#include "policy/draft/token_tree.h"
 #include "serving/call/scheduler.h"
 
 namespace withy::bench {
@@ -152,9 +153,11 @@ struct PairDecoder::Service {
                                                       .row_costs = RowCostsOf(pair.cost_)}};
     if (way.uses_draft()) {
       const bool streams = pair.parts_.target.weight_stats().streams();
-      const LocalDrafter::Options drafts{.window = pair.env_.window + kTreeRows,
-                                         .streams = streams,
-                                         .windows = way.windows && streams};
+      const LocalDrafter::Options drafts{
+          .window = pair.env_.window + policy::TokenTree::kMaxDraftedTokens,
+          .windows = way.windows && streams,
+          .pass_ms = pair.draft_cost_.decode_us / 1e3,
+          .token_ms = pair.draft_cost_.prefill_us_per_token / 1e3};
       drafter.emplace(*pair.parts_.draft, drafts, LimitsOf(way));
       options.speculation.draft = &*drafter;
     }
@@ -188,6 +191,9 @@ absl::StatusOr<std::unique_ptr<PairDecoder>> PairDecoder::Create(const Parts& pa
                                                                  int32_t tokens) {
   std::unique_ptr<PairDecoder> pair(new PairDecoder(parts, tokens));
   WITHY_ASSIGN_OR_RETURN(pair->cost_, engine::MeasureCost(parts.target, Clock::Real()));
+  if (parts.draft != nullptr) {
+    WITHY_ASSIGN_OR_RETURN(pair->draft_cost_, engine::MeasureCost(*parts.draft, Clock::Real()));
+  }
   return pair;
 }
 

@@ -79,6 +79,7 @@ class PairDecoder {
   const serving::SessionEnv env_;
   const std::unique_ptr<telemetry::Recorder> recorder_;
   engine::StepCost cost_;
+  engine::StepCost draft_cost_;
   MemoryLeases leases_;
   uint64_t calls_ = 0;
   std::vector<std::pair<DecodeWay, std::unique_ptr<Service>>> services_;

@@ -49,7 +49,8 @@ ABSL_FLAG(bool, cliff, true, "measures 6 % short of memory, too");
 ABSL_FLAG(bool, make, false, "makes the files, and measures nothing");
 ABSL_FLAG(std::string, peer, "", "a llama-bench program; adds the way \"peer\"");
 ABSL_FLAG(std::string, contestant, "",
-          "run one contestant in this process: resident, mmap, stream, layers, peer or pair");
+          "run one contestant in this process: resident, mmap, stream, layers, peer, pair or "
+          "service");
 ABSL_FLAG(uint64_t, budget_bytes, 0, "of --contestant");
 ABSL_FLAG(std::string, gguf, "", "of --contestant=peer");
 ABSL_FLAG(std::string, cgroup, "", "of --contestant: where its memory is read");

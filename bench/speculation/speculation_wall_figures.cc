@@ -14,8 +14,8 @@ namespace withy::bench {
 namespace {
 
 constexpr char kWays[] =
-    "stream, mmap, layers, peer, tree, tree:SOURCE, tree:SOURCE+ahead, line:N, single, single:F/R, "
-    "sti";
+    "stream, mmap, layers, peer, tree, tree:SOURCE, tree:SOURCE+ahead, service, service:SOURCE, "
+    "line:N, single, single:F/R, sti";
 constexpr int kMostLine = policy::kMostDraftDepth;
 
 absl::Status BadWay(const std::string& name, const char* why) {
@@ -66,6 +66,12 @@ absl::StatusOr<WallWay> ParseWay(const std::string& name) {
   if (head == "tree") {
     way.kind = WallWay::Kind::kPair;
     WITHY_RETURN_IF_ERROR(ReadSource(name, tail.empty() ? "auto+ahead" : tail, &way.decode));
+  } else if (head == "service") {
+    way.kind = WallWay::Kind::kService;
+    if (tail != "off") {
+      WITHY_RETURN_IF_ERROR(
+          ReadSource(name, absl::StrCat(tail.empty() ? "auto" : tail, "+ahead"), &way.decode));
+    }
   } else if (head == "line") {
     way.kind = WallWay::Kind::kPair;
     if (!absl::SimpleAtoi(tail, &way.decode.chain) || way.decode.chain < 1 ||
@@ -125,6 +131,8 @@ void AddRatios(const std::string& prefix, const std::string& ours, const std::st
     if (way.starts_with("line:")) {
       samples->Add(absl::StrCat(prefix, "_vs_linear_", way.substr(5), "_", percent), ratio);
       best_linear = best_linear == 0 ? ratio : std::min(best_linear, ratio);
+    } else if (way == "service:off") {
+      samples->Add(absl::StrCat(prefix, "_vs_off_", percent), ratio);
     } else if (way.find(':') == std::string::npos && way != ours) {
       samples->Add(absl::StrCat(prefix, "_vs_", way, "_", percent), ratio);
     }

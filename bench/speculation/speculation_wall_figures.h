@@ -23,22 +23,27 @@ namespace withy::bench {
 //   tree[:SOURCE]  the service's token trees; SOURCE: auto, lookup, prefix or draft, as a call asks
 //                  for it, and +ahead, with which trees go on growing while the target waits for
 //                  weights; default: auto+ahead
+//   service[:SOURCE]  the service's five processes, asked over gRPC; SOURCE: as above, or off for
+//                  one token a pass; default: auto. The limit holds for all five together
 //   line:N         linear speculation: N drafted tokens a pass
 //   single[:F/R]   the Big Little Decoder: falls back at single tokens that the draft gives less
 //                  than F, and takes back what the target gives less than exp(-R); lossy
 //   sti            the layers in 4 bits, one token a pass, streamed (STI); lossy
 struct WallWay {
   enum class Kind {
-    kAlone,   // a contestant of speculation_wall_run.h; its tokens do not matter
-    kPair,    // answers prompts with target and draft (speculation_wall_pair.h)
-    kShards,  // likewise, with the target in fewer bits
+    kAlone,    // a contestant of speculation_wall_run.h; its tokens do not matter
+    kPair,     // answers prompts with target and draft (speculation_wall_pair.h)
+    kShards,   // likewise, with the target in fewer bits
+    kService,  // answers prompts in five processes (speculation_wall_service.h)
   };
   std::string name;
   Kind kind = Kind::kAlone;
-  DecodeWay decode = {};  // of kPair and kShards
+  DecodeWay decode = {};  // of the others
 
   // Whether its memory has the draft model.
-  bool uses_draft() const { return kind == Kind::kPair && decode.uses_draft(); }
+  bool uses_draft() const {
+    return (kind == Kind::kPair || kind == Kind::kService) && decode.uses_draft();
+  }
   bool lossless() const { return kind != Kind::kShards && decode.big_little.fallback <= 0; }
 };
 
@@ -73,8 +78,8 @@ std::map<std::string, WallSum> SumByWay(const std::vector<WallAnswer>& answers);
 
 // Adds what one round at one budget says of one way against the others: the ratio of their seconds
 // a token to its. `token_s`: seconds a token by way; without `ours` nothing is added. Keys, with
-// `prefix` before and _`percent` behind: _vs_WAY, _vs_linear_N for line:N, and _vs_best_linear, the
-// fastest line of the round. Ways with other options are left out.
+// `prefix` before and _`percent` behind: _vs_WAY, _vs_linear_N for line:N, _vs_best_linear, the
+// fastest line of the round, and _vs_off for service:off. Ways with other options are left out.
 void AddRatios(const std::string& prefix, const std::string& ours, const std::string& percent,
                const std::map<std::string, double>& token_s, Samples* samples);
 

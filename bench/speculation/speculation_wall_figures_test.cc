@@ -38,6 +38,14 @@ TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
   const auto shards = ParseWay("sti");
   ASSERT_TRUE(shards.ok()) << shards.status();
   EXPECT_FALSE(shards->lossless() || shards->uses_draft());
+  const auto service = ParseWay("service");
+  ASSERT_TRUE(service.ok()) << service.status();
+  EXPECT_EQ(service->kind, WallWay::Kind::kService);
+  EXPECT_EQ(service->decode.speculation, policy::SpeculationMode::kAuto);
+  EXPECT_TRUE(service->uses_draft() && service->lossless());
+  const auto plain = ParseWay("service:off");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->uses_draft()) << "all of the budget is for the target";
   for (const char* const name : {"stream", "mmap", "layers", "peer"}) {
     const auto alone = ParseWay(name);
     ASSERT_TRUE(alone.ok()) << alone.status();
@@ -46,9 +54,9 @@ TEST(WallWayTest, NamesSayWhoDraftsAndWhetherAnswersStayTheSame) {
 }
 
 TEST(WallWayTest, RefusesWhatItDoesNotKnow) {
-  for (const char* const name :
-       {"", "trees", "tree:", "tree:off", "tree:magic", "tree:ahead", "tree:lookup+ahead", "line",
-        "line:0", "line:33", "line:x", "single:0.5", "single:0/1", "sti:2"}) {
+  for (const char* const name : {"", "trees", "tree:", "tree:off", "tree:magic", "tree:ahead",
+                                 "tree:lookup+ahead", "service:magic", "line", "line:0", "line:33",
+                                 "line:x", "single:0.5", "single:0/1", "sti:2"}) {
     const auto way = ParseWay(name);
     EXPECT_EQ(way.status().code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(std::string(way.status().message()), HasSubstr("line:N")) << name;
@@ -93,6 +101,8 @@ TEST(WallFiguresTest, RatiosNameTheFastestLine) {
   EXPECT_THAT(samples.Median("wall_vs_mmap_45"), DoubleEq(10));
   EXPECT_THAT(samples.Median("wall_vs_linear_4_45"), DoubleEq(3));
   EXPECT_THAT(samples.Median("wall_vs_best_linear_45"), DoubleEq(2));
+  AddRatios("service", "service", "45", {{"service", 0.5}, {"service:off", 2}}, &samples);
+  EXPECT_THAT(samples.Median("service_vs_off_45"), DoubleEq(4));
   EXPECT_FALSE(samples.Has("wall_vs_tree_45") || samples.Has("wall_vs_tree:draft_45"));
   AddRatios("wall", "tree", "25", {{"tree", 1}, {"line:4", 1.5}}, &samples);
   EXPECT_THAT(LeastOver({"45", "25"}, "wall_vs_best_linear", samples), DoubleEq(1.5));

@@ -82,26 +82,27 @@ absl::Status Wall::MeasureProgram() {
   run.contestant = "resident";
   WITHY_ASSIGN_OR_RETURN(const WallResult whole, RunLimited(run, kUnlimited));
   program_ = whole.memory_bytes - std::min(weights_, whole.memory_bytes);
-  WITHY_RETURN_IF_ERROR(MeasurePairProgram());
-  std::fprintf(
-      stderr,
-      "weights %.1f MiB, draft %.1f MiB (%.1f %%), program beside them %.1f MiB and %.1f MiB "
-      "with prompts, disk %.2f GB/s\n",
-      Mib(weights_), Mib(draft_weights_),
-      100 * static_cast<double>(draft_weights_) / static_cast<double>(weights_), Mib(program_),
-      Mib(pair_program_), whole.disk_bytes_s / 1e9);
+  WITHY_RETURN_IF_ERROR(MeasurePairProgram(WallWay::Kind::kPair, &pair_program_));
+  WITHY_RETURN_IF_ERROR(MeasurePairProgram(WallWay::Kind::kService, &service_program_));
+  std::fprintf(stderr,
+               "weights %.1f MiB, draft %.1f MiB (%.1f %%), program beside them %.1f MiB, %.1f MiB "
+               "with prompts, %.1f MiB in five processes, disk %.2f GB/s\n",
+               Mib(weights_), Mib(draft_weights_),
+               100 * static_cast<double>(draft_weights_) / static_cast<double>(weights_),
+               Mib(program_), Mib(pair_program_), Mib(service_program_), whole.disk_bytes_s / 1e9);
   return absl::OkStatus();
 }
 
-// With every way that takes part in the pair and all prompts, while weights are streamed.
-absl::Status Wall::MeasurePairProgram() {
+// With every way that takes part and all prompts, while weights are streamed.
+absl::Status Wall::MeasurePairProgram(WallWay::Kind kind, uint64_t* program) {
+  const bool service = kind == WallWay::Kind::kService;
   WallRun run = setup_.run;
-  run.contestant = "pair";
+  run.contestant = service ? "service" : "pair";
   run.answer_tokens = std::min(run.answer_tokens, 4);
   run.ways.clear();
   bool draft = false;
   for (const WallWay& way : setup_.ways) {
-    if (way.kind != WallWay::Kind::kPair) continue;
+    if (way.kind != kind) continue;
     run.ways.push_back(way.name);
     draft |= way.uses_draft();
   }
@@ -110,8 +111,8 @@ absl::Status Wall::MeasurePairProgram() {
   WITHY_ASSIGN_OR_RETURN(const uint64_t budget, BudgetOf(setup_.budgets.front()));
   run.budget_bytes = budget - std::min(taken, budget - 1);
   WITHY_ASSIGN_OR_RETURN(const WallResult pair, RunLimited(run, kUnlimited));
-  const uint64_t weights = pair.weights_bytes + taken;
-  pair_program_ = pair.memory_bytes - std::min(weights, pair.memory_bytes);
+  const uint64_t weights = taken + (service ? run.budget_bytes : pair.weights_bytes);
+  *program = pair.memory_bytes - std::min(weights, pair.memory_bytes);
   return absl::OkStatus();
 }
 
@@ -121,15 +122,15 @@ absl::StatusOr<uint64_t> Wall::BudgetOf(const std::string& percent) const {
 }
 
 // The same for all: 2 %, and room for the window in which the file is loaded and checked.
-uint64_t Wall::LimitOf(uint64_t budget) const {
-  return budget + budget / 50 + std::max(program_, pair_program_) + (uint64_t{16} << 20);
+uint64_t Wall::LimitOf(uint64_t budget, uint64_t program) {
+  return budget + budget / 50 + program + (uint64_t{16} << 20);
 }
 
 absl::Status Wall::AtBudget(const std::string& percent) {
   round_s_.clear();
   tasks_s_.clear();
   open_s_.clear();
-  std::vector<WallWay> drafted, alone, shards;
+  std::vector<WallWay> drafted, alone, shards, served, served_alone;
   for (const WallWay& way : setup_.ways) {
     switch (way.kind) {
       case WallWay::Kind::kAlone:
@@ -141,12 +142,16 @@ absl::Status Wall::AtBudget(const std::string& percent) {
       case WallWay::Kind::kShards:
         shards.push_back(way);
         break;
+      case WallWay::Kind::kService:
+        (way.uses_draft() ? served : served_alone).push_back(way);
+        break;
     }
   }
-  for (const auto& ways : {alone, drafted, shards}) {
+  for (const auto& ways : {alone, drafted, shards, served_alone, served}) {
     if (!ways.empty()) WITHY_RETURN_IF_ERROR(RunPrompts(percent, ways));
   }
   AddRatios("wall", "tree", percent, round_s_, &figures_);
+  AddRatios("service", "service", percent, round_s_, &figures_);
   if (setup_.run.prompts > 0 && setup_.run.open_prompts > 0) {
     AddRatios("wall_tasks", "tree", percent, tasks_s_, &figures_);
     AddRatios("wall_open", "tree", percent, open_s_, &figures_);
@@ -192,8 +197,10 @@ absl::Status Wall::RunPrompts(const std::string& percent, const std::vector<Wall
         "--budgets ", percent, ": ", budget, " bytes are no more than the draft's weights alone (",
         taken, "): leave ways with a draft out or choose a larger budget"));
   }
+  const bool service = ways.front().kind == WallWay::Kind::kService;
+  const uint64_t program = service ? service_program_ : pair_program_;
   WallRun run = setup_.run;
-  run.contestant = "pair";
+  run.contestant = service ? "service" : "pair";
   run.budget_bytes = budget - taken;
   if (!draft) run.draft.clear();
   if (ways.front().kind == WallWay::Kind::kShards) {
@@ -203,9 +210,10 @@ absl::Status Wall::RunPrompts(const std::string& percent, const std::vector<Wall
     run.ways.clear();
     for (const WallWay& way : ways) run.ways.push_back(way.name);
   }
-  WITHY_ASSIGN_OR_RETURN(const WallResult result, RunLimited(run, LimitOf(budget)));
+  WITHY_ASSIGN_OR_RETURN(const WallResult result,
+                         RunLimited(run, service ? LimitOf(budget, program) : LimitOf(budget)));
   Take(percent, ways, result.answers);
-  const double used = static_cast<double>(result.memory_bytes) - static_cast<double>(pair_program_);
+  const double used = static_cast<double>(result.memory_bytes) - static_cast<double>(program);
   for (const WallWay& way : ways) {
     Samples& samples = ways_[percent][way.name];
     samples.Add("memory", used / static_cast<double>(budget));

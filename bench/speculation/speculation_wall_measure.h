@@ -3,6 +3,7 @@
 // speculation_wall_figures.h turns times into figures.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -42,13 +43,16 @@ class Wall {
   absl::Status ReadFiles();
   absl::Status MeasureSmallPair();
   absl::Status MeasureProgram();
-  absl::Status MeasurePairProgram();
+  absl::Status MeasurePairProgram(WallWay::Kind kind, uint64_t* program);
   absl::Status AtBudget(const std::string& percent);
   absl::Status RunAlone(const std::string& percent, const WallWay& way);
   absl::Status RunPrompts(const std::string& percent, const std::vector<WallWay>& ways);
   absl::Status Cliff();
   absl::StatusOr<uint64_t> BudgetOf(const std::string& percent) const;
-  uint64_t LimitOf(uint64_t budget) const;
+  static uint64_t LimitOf(uint64_t budget, uint64_t program);
+  uint64_t LimitOf(uint64_t budget) const {
+    return LimitOf(budget, std::max(program_, pair_program_));
+  }
   void Take(const std::string& percent, const std::vector<WallWay>& ways,
             const std::vector<WallAnswer>& answers);
   double RougeOf(const std::string& way) const;
@@ -61,8 +65,8 @@ class Wall {
   const WallSetup setup_;
   std::unique_ptr<engine::Tokenizer> tokenizer_;
   uint64_t weights_ = 0, draft_weights_ = 0;
-  // Memory beside the weights: of one token a pass, and of those who answer prompts.
-  uint64_t program_ = 0, pair_program_ = 0;
+  // Memory beside the weights: of one token a pass, of those who answer prompts, of five processes.
+  uint64_t program_ = 0, pair_program_ = 0, service_program_ = 0;
   // By way: seconds a token of the budget under way, of all prompts, of the first kind, of the open
   // ones.
   std::map<std::string, double> round_s_, tasks_s_, open_s_;

@@ -25,18 +25,10 @@ engine::ModelOptions PairOptions(const WallRun& run, uint64_t budget_bytes) {
 }
 
 absl::StatusOr<std::vector<Question>> WallQuestions(const engine::ModelBundle& bundle, int count) {
-  constexpr int kGroup = 10;
-  const corpus::Generator generator(corpus::HeldOutSpec());
   std::vector<Question> questions;
-  for (int n = 0; n < count; ++n) {
-    const int first = n / corpus::kTaskCount * corpus::kTaskCount * kGroup + n % corpus::kTaskCount;
-    Question longest;
-    for (int i = 0; i < kGroup; ++i) {
-      const auto index = static_cast<uint64_t>(first + i * corpus::kTaskCount);
-      WITHY_ASSIGN_OR_RETURN(Question question, Encode(bundle, generator.At(index)));
-      if (question.answer.size() > longest.answer.size()) longest = std::move(question);
-    }
-    questions.push_back(std::move(longest));
+  for (const corpus::Record& record : WallPrompts(*bundle.tokenizer, count)) {
+    WITHY_ASSIGN_OR_RETURN(Question question, Encode(bundle, record));
+    questions.push_back(std::move(question));
   }
   return questions;
 }
@@ -48,6 +40,27 @@ int32_t MostTokens(const std::vector<Question>& questions) {
 }
 
 }  // namespace
+
+std::vector<corpus::Record> WallPrompts(const engine::Tokenizer& tokenizer, int count) {
+  constexpr int kGroup = 10;
+  const corpus::Generator generator(corpus::HeldOutSpec());
+  std::vector<corpus::Record> prompts;
+  for (int n = 0; n < count; ++n) {
+    const int first = n / corpus::kTaskCount * corpus::kTaskCount * kGroup + n % corpus::kTaskCount;
+    corpus::Record longest;
+    size_t most = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      corpus::Record record = generator.At(static_cast<uint64_t>(first + i * corpus::kTaskCount));
+      const size_t tokens =
+          tokenizer.Encode(record.answer, {.add_bos = false, .continues = true}).size();
+      if (tokens <= most) continue;
+      most = tokens;
+      longest = std::move(record);
+    }
+    prompts.push_back(std::move(longest));
+  }
+  return prompts;
+}
 
 absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle& target,
                                                       engine::Model* draft, const WallRun& run,

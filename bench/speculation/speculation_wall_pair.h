@@ -10,14 +10,19 @@
 #include "bench/speculation/speculation_wall_figures.h"
 #include "bench/speculation/speculation_wall_run.h"
 #include "engine/model/bundle.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "offline/corpus/record.h"
 
 namespace withy::bench {
 
+// The first `count` of the benchmark's held-out prompts: of every ten of a task the one with the
+// longest answer, tasks taking turns.
+std::vector<corpus::Record> WallPrompts(const engine::Tokenizer& tokenizer, int count);
+
 // The run's prompts in its ways, which take turns: held-out prompts whose answers end where the
 // model ends them, and `open_prompts` others behind which it goes on to `answer_tokens`, beyond the
-// end of its turn, with text that drafts know less well. Of every ten prompts of a task the one
-// with the longest answer; tasks take turns. Prompts and answers are numbered through. `draft`:
-// null if no way uses it. Errors: those of PairDecoder.
+// end of its turn, with text that drafts know less well. Prompts and answers are numbered through.
+// `draft`: null if no way uses it. Errors: those of PairDecoder.
 absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle& target,
                                                       engine::Model* draft, const WallRun& run,
                                                       const std::vector<WallWay>& ways);

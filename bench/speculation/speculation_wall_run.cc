@@ -16,6 +16,7 @@
 #include "bench/samples.h"
 #include "bench/service/memory_cgroup.h"
 #include "bench/speculation/speculation_wall_pair.h"
+#include "bench/speculation/speculation_wall_service.h"
 #include "engine/model/model.h"
 #include "engine/model/scratch_kv.h"
 
@@ -40,8 +41,9 @@ absl::StatusOr<engine::ModelOptions> OptionsOf(const WallRun& run) {
     options.weight_budget_bytes = run.budget_bytes;
     options.hooks.stream_whole_layers = run.contestant == "layers";
   } else {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--contestant ", run.contestant, ": must be resident, mmap, stream, layers, peer or pair"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--contestant ", run.contestant,
+                     ": must be resident, mmap, stream, layers, peer, pair or service"));
   }
   return options;
 }
@@ -153,6 +155,7 @@ WallAnswer ParseAnswer(const nlohmann::json& json) {
 absl::StatusOr<WallResult> RunContestant(const WallRun& run) {
   if (run.contestant == "peer") return RunPeer(run);
   if (run.contestant == "pair") return RunPair(run);
+  if (run.contestant == "service") return RunService(run);
   WITHY_ASSIGN_OR_RETURN(const engine::ModelOptions options, OptionsOf(run));
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::Model> model,
                          engine::Model::Open(run.packed, options));

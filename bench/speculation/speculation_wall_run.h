@@ -14,9 +14,10 @@ namespace withy::bench {
 
 struct WallRun {
   std::string packed;  // a packed file
-  // "resident", "mmap", "stream", "layers", "peer" or "pair"
+  // "resident", "mmap", "stream", "layers", "peer", "pair" or "service"
   std::string contestant;
-  uint64_t budget_bytes = 0;  // of the target; of "pair", 0: its weights stay in memory
+  uint64_t budget_bytes =
+      0;  // of the target; of "pair" and "service", 0: its weights stay in memory
   int32_t threads = 2;
   int32_t tokens = 8;
   double seconds = 60;  // ends earlier than `tokens` if they take longer
@@ -24,7 +25,7 @@ struct WallRun {
   // Of "peer".
   std::string gguf;
   std::string program;
-  // Of "pair".
+  // Of "pair" and "service".
   std::string draft;              // a packed file; may be empty if no way needs it
   std::vector<std::string> ways;  // speculation_wall_figures.h
   int32_t prompts = 6;            // whose answers end where the model ends them
@@ -42,7 +43,7 @@ struct WallResult {
   uint64_t pass_bytes = 0;     // read for a pass, as planned
   int64_t locked_bytes = 0;
   bool direct = false;
-  // Of "pair".
+  // Of "pair" and "service".
   std::vector<WallAnswer> answers;
 };
 

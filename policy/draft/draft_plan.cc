@@ -28,9 +28,16 @@ double DraftPassMs(std::span<DraftedCall* const> asked, DraftSourceKind source) 
   for (const DraftedCall* call : asked) {
     pass_ms = std::max(pass_ms, OfferOf(*call, source).pass_ms);
   }
-  if (!(pass_ms > 0)) return GuessedDraftPassMs(asked.front()->plain_ms);
   const RowCosts* const rows = OfferOf(*asked.front(), source).rows;
   return rows == nullptr ? pass_ms : pass_ms * rows->Ratio(static_cast<int32_t>(asked.size()));
+}
+
+// Whether computing the KV that the model lacks takes no more than a share of what the answer has
+// taken so far, or of what one pass with the model's drafts gains where that is known.
+bool CatchUpPays(const DraftedCall& call, DraftSourceKind source, double share) {
+  const SourceGain& gain = call.speculation.GainOf(source);
+  const double gained_ms = gain.known() ? std::max(0.0, gain.gain() - 1) * call.plain_ms : 0;
+  return OfferOf(call, source).catch_up_ms <= share * (call.plain_so_far_ms + gained_ms);
 }
 
 // How many drafted tokens the answer's new tokens follow; teaches how sure drafts are.
@@ -119,6 +126,7 @@ DraftPlan::DraftPlan(const DraftOptions& options, const DraftLearning& learning,
     call->bounds = {.depth = std::min(call->room.depth, kMostDraftDepth),
                     .nodes = std::min(call->room.nodes, most)};
     call->chosen.clear();
+    call->expected_gain = 1;
     call->draft_ms = call->catch_up_ms = 0;
     call->model.reset();
   }
@@ -176,30 +184,39 @@ void DraftPlan::AskNextModel() {
   if (ask_.calls.empty() && !options_.always) FitChosen();
 }
 
-// The models that may draft for some of the calls, the one with the highest recent gain first;
-// under control that one alone. All calls of the step wait for it and pay for that, also those that
-// it does not draft for.
+DraftPlan::SourceRank DraftPlan::RankOf(const DraftedCall& call, DraftSourceKind source) {
+  const SourceGain& gain = call.speculation.GainOf(source);
+  return {gain.Due(), gain.gain(), -OfferOf(call, source).pass_ms};
+}
+
+// The models that may draft for some of the calls, the one with the highest rank first; under
+// control that one alone. All calls of the step wait for it and pay for that, also those that it
+// does not draft for.
 std::vector<DraftPlan::Model> DraftPlan::ModelsToAsk() const {
   std::vector<Model> models;
   for (const DraftSourceKind source : kModels) {
     const std::vector<DraftedCall*> asked = Askable(source);
     Model model{.source = source};
     if (asked.empty() || (!options_.always && !Afford(asked, &model))) continue;
-    for (const DraftedCall* call : asked) model.gain += call->speculation.GainOf(source).gain();
+    for (const DraftedCall* call : asked) model.rank = std::max(model.rank, RankOf(*call, source));
     models.push_back(model);
   }
   std::stable_sort(models.begin(), models.end(),
-                   [](const Model& a, const Model& b) { return a.gain > b.gain; });
+                   [](const Model& a, const Model& b) { return a.rank > b.rank; });
   if (!options_.always && models.size() > 1) models.resize(1);
   return models;
 }
 
-// The calls that a model may draft for now: those without a look-up match, and those whose tree
-// grew in a window and may be worth going on with.
+// The calls that a model may draft for now: those without a look-up match or with one that promises
+// less than the model has gained, and those whose tree grew in a window and may be worth going on
+// with.
 std::vector<DraftedCall*> DraftPlan::Askable(DraftSourceKind source) const {
   std::vector<DraftedCall*> asked;
   for (DraftedCall* call : calls_) {
-    const bool wanted = options_.always || call->chosen.empty() || OfferOf(*call, source).goes_on;
+    const SourceGain& gain = call->speculation.GainOf(source);
+    const bool better = gain.known() && gain.gain() > call->expected_gain;
+    const bool wanted =
+        options_.always || call->chosen.empty() || better || OfferOf(*call, source).goes_on;
     const bool room = call->bounds.depth > 0 && call->bounds.nodes > 0;
     if (wanted && room && CanAsk(*call, source)) asked.push_back(call);
   }
@@ -211,8 +228,7 @@ bool DraftPlan::CanAsk(const DraftedCall& call, DraftSourceKind source) const {
   const DraftOffer& offer = OfferOf(call, source);
   if (!offer.ready || !Allows(call.mode, source)) return false;
   if (options_.always) return true;
-  return offer.catch_up_ms <= kCatchUpShare * call.plain_so_far_ms &&
-         call.speculation.GainOf(source).Asked();
+  return CatchUpPays(call, source, kCatchUpShare) && call.speculation.GainOf(source).Asked();
 }
 
 // Whether all calls of the step can afford that the model drafts in vain; sets for how long it may.
@@ -266,22 +282,19 @@ GrowthLimits DraftPlan::LimitsOf(const DraftedCall& call, const Model& model, do
   return limits;
 }
 
-// The model whose tree of this call may grow in windows; of two the one that gained more.
+// The model whose tree of this call may grow in windows; of two the one with the higher rank.
 std::optional<DraftSourceKind> DraftPlan::WindowSource(const DraftedCall& call) const {
   if (!options_.windows) return std::nullopt;
   const auto offers = [&call](DraftSourceKind source) {
     return OfferOf(call, source).grows_in_windows && Allows(call.mode, source);
   };
-  const auto gain = [&call](DraftSourceKind source) {
-    return call.speculation.GainOf(source).gain();
-  };
   const bool by_prefix = offers(DraftSourceKind::kPrefix);
   const bool by_draft =
       offers(DraftSourceKind::kDraft) &&
       (options_.always || (call.speculation.GainOf(DraftSourceKind::kDraft).Asked() &&
-                           OfferOf(call, DraftSourceKind::kDraft).catch_up_ms <=
-                               kWindowCatchUpShare * call.plain_so_far_ms));
-  if (by_draft && (!by_prefix || gain(DraftSourceKind::kDraft) > gain(DraftSourceKind::kPrefix))) {
+                           CatchUpPays(call, DraftSourceKind::kDraft, kWindowCatchUpShare)));
+  if (by_draft && (!by_prefix || RankOf(call, DraftSourceKind::kDraft) >
+                                     RankOf(call, DraftSourceKind::kPrefix))) {
     return DraftSourceKind::kDraft;
   }
   return by_prefix ? std::optional(DraftSourceKind::kPrefix) : std::nullopt;
@@ -311,6 +324,7 @@ void DraftPlan::Choose(DraftedCall& call) const {
     const TreeBudget budget = PlanPass(learning_.costs(), cumulative, call.other_rows,
                                        call.plain_ms, call.draft_ms, call.speculation);
     order.resize(static_cast<size_t>(budget.nodes));
+    call.expected_gain = budget.gain;
   }
   call.chosen = std::move(order);
 }
@@ -350,7 +364,15 @@ void AddMatches(const TokenLookup& lookup, std::span<const int32_t> tokens, int3
   }
 }
 
-double GuessedDraftPassMs(double plain_ms) { return kGuessedPassShare * plain_ms; }
+void PlanPromptWindow(const DraftOptions& options, const DraftLearning& learning,
+                      DraftedCall* call) {
+  constexpr DraftSourceKind kDraft = DraftSourceKind::kDraft;
+  const bool pays =
+      options.always || (call->speculation.GainOf(kDraft).Asked() && learning.windows_pay(kDraft));
+  const bool open = options.windows && Allows(call->mode, kDraft) && pays &&
+                    OfferOf(*call, kDraft).grows_in_windows;
+  call->windows = open ? std::optional(kDraft) : std::nullopt;
+}
 
 std::optional<DraftPlan::Ask> WindowAsk(const DraftOptions& options,
                                         std::span<DraftedCall* const> calls) {

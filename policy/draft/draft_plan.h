@@ -19,6 +19,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "policy/draft/draft_tree.h"
@@ -44,7 +45,7 @@ struct DraftOffer {
   bool ready = false;             // it can draft now
   bool grows_in_windows = false;  // it may draft on while the step waits for its weights
   bool goes_on = false;    // its tree grew while the last step waited, and some of it is left
-  double pass_ms = 0;      // of a pass for this call alone; 0: not known
+  double pass_ms = 0;      // of a pass for this call alone; known where it is ready
   double catch_up_ms = 0;  // what KV of the call's tokens takes before the first pass
   const RowCosts* rows = nullptr;  // how passes for several calls compare; null: they take the same
 };
@@ -70,6 +71,7 @@ struct DraftedCall {
   // Planned.
   TreeBounds bounds = {};
   std::vector<int32_t> chosen = {};  // nodes of the tree that are verified, parents first
+  double expected_gain = 1;          // of them: tokens per time, ratio to plain decoding
   // The model by which the tree could go on growing while the step waits for weights, the same if
   // it does, and whether it has KV to compute before.
   std::optional<DraftSourceKind> window_source = {};
@@ -113,6 +115,7 @@ class DraftLearning {
     return costs_.PlainMs(expected_ms) * costs_.Ratio(other_rows + 1);
   }
   bool windows_open(DraftSourceKind source) const { return TrialOf(source).open(); }
+  bool windows_pay(DraftSourceKind source) const { return TrialOf(source).pays(); }
   // The step of a call was computed; `answer` are the tokens that it gave, at least one.
   // `expected_ms`: as above. Also teaches the states of `call`, whose step is over then; null: it
   // was not drafted.
@@ -156,17 +159,21 @@ class DraftPlan {
   void OnDrafted(const Drafted& drafted);
 
  private:
+  // Of two models the one with the larger rank is asked: whether it is due, what it gained, and
+  // less its pass.
+  using SourceRank = std::tuple<bool, double, double>;
   // A model that may be asked.
   struct Model {
     DraftSourceKind source = DraftSourceKind::kPrefix;
     int32_t passes = 0;      // at most; 0: any number
     double patience_ms = 0;  // 0: any time
-    double gain = 0;         // of the source, summed over the calls that it is asked for
+    SourceRank rank = {};    // the largest of the calls that it is asked for
   };
 
   void AskLookups();
   void OnLookedUp();
   void AskNextModel();
+  static SourceRank RankOf(const DraftedCall& call, DraftSourceKind source);
   std::vector<Model> ModelsToAsk() const;
   std::vector<DraftedCall*> Askable(DraftSourceKind source) const;
   bool CanAsk(const DraftedCall& call, DraftSourceKind source) const;
@@ -192,9 +199,10 @@ class DraftPlan {
 void AddMatches(const TokenLookup& lookup, std::span<const int32_t> tokens, int32_t depth,
                 DraftedCall* call);
 
-// A pass of a model that drafts outside this process, until one was measured.
-double GuessedDraftPassMs(double plain_ms);
-
+// Whether the draft model computes its KV of the call's prompt, and drafts behind it, while a step
+// that computes the prompt waits for its weights: sets `windows`.
+void PlanPromptWindow(const DraftOptions& options, const DraftLearning& learning,
+                      DraftedCall* call);
 // The model that lets trees go on growing while the step of these calls waits for its weights, and
 // how far: one at a time, that of most calls. None: no tree is to grow.
 std::optional<DraftPlan::Ask> WindowAsk(const DraftOptions& options,

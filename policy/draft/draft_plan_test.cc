@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "policy/constants.h"
@@ -108,6 +109,42 @@ TEST_F(DraftPlanTest, AsksTheModelThatGainedMoreAndItAlone) {
     EXPECT_EQ(call.catch_up_ms, 1);
     EXPECT_THAT(call.chosen, testing::Not(IsEmpty()));
   }
+}
+
+// Else a model that pays a little would be asked for ever, however much another one would gain.
+TEST_F(DraftPlanTest, AModelThatNobodyTriedIsAskedBeforeOneThatPays) {
+  DraftedCall& call = AddCall();
+  call.offers[static_cast<size_t>(kPrefix)].grows_in_windows = true;
+  call.offers[static_cast<size_t>(kDraft)].grows_in_windows = true;
+  Gains(kPrefix, 3);
+  const auto asked = [&] {
+    DraftPlan plan = Plan();
+    plan.OnDrafted({});
+    return plan.next() == nullptr ? std::nullopt : std::optional(plan.next()->source);
+  };
+  EXPECT_EQ(asked(), kDraft);
+  EXPECT_EQ(call.windows, kDraft);
+  Gains(kDraft, 1.5);
+  EXPECT_EQ(asked(), kPrefix);
+  EXPECT_EQ(call.windows, kPrefix);
+  for (const auto& state : states_) state->GainOf(kDraft).OnPaused(kTrialTokens);
+  EXPECT_EQ(asked(), kDraft) << "it may have become better";
+}
+
+TEST_F(DraftPlanTest, AModelIsAskedBesideALookUpThatPromisesLess) {
+  DraftedCall& call = AddCall();
+  Gains(kPrefix, 1.2);
+  const auto asked = [&](double gain) {
+    Gains(kDraft, gain);
+    call.tree = {};
+    DraftPlan plan = Plan();
+    Expect(call, kLookup, 3);
+    plan.OnDrafted({});
+    EXPECT_EQ(call.chosen.size(), 3u);
+    return plan.next() != nullptr && plan.next()->source == kDraft;
+  };
+  EXPECT_FALSE(asked(2)) << "four tokens for the time of one are expected";
+  EXPECT_TRUE(asked(6));
 }
 
 TEST_F(DraftPlanTest, AModelIsAskedOnlyWhereItIsAllowedReadyAndPays) {
@@ -262,9 +299,14 @@ TEST_F(DraftPlanTest, TheModelThatGainedMoreGrowsInWindows) {
   EXPECT_EQ(SlotsAhead(call), kWindowSlotsAhead);
   Offer(kDraft).grows_in_windows = true;
   EXPECT_EQ(windows(), kPrefix) << "both have gained as much";
+  Gains(kPrefix, 1.5);
   Gains(kDraft, 2);
   EXPECT_EQ(windows(), kDraft);
-  Offer(kDraft).catch_up_ms = call.plain_so_far_ms * kWindowCatchUpShare + 1;
+  Offer(kDraft).catch_up_ms = (call.plain_so_far_ms + 11) * kWindowCatchUpShare;
+  EXPECT_EQ(windows(), kPrefix) << "more than half of what a pass gains, too: 10 ms";
+  Offer(kDraft).catch_up_ms = (call.plain_so_far_ms + 9) * kWindowCatchUpShare;
+  EXPECT_EQ(windows(), kDraft);
+  Offer(kDraft).catch_up_ms = 1e6;
   EXPECT_EQ(windows(), kPrefix);
   call.room.depth = 3;
   EXPECT_EQ(windows(), kPrefix);

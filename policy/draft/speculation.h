@@ -52,10 +52,16 @@ class SourceGain {
   bool known() const { return plain_ms_ > 0; }
   // Whether it is to be asked: it pays, or has not been tried for a long time.
   bool Asked() const { return gain() >= kPays || pause_left_ <= 0; }
+  // Whether it is to be tried before sources that gained more: nobody knows what it would gain,
+  // or it has paid, but not been tried for a long time.
+  bool Due() const;
   // A pass with the source's drafts gave `tokens` and took `ms`, drafting included.
   void OnDrafted(double tokens, double ms, double plain_ms);
   // A pass without gave `tokens`.
-  void OnPaused(double tokens) { pause_left_ -= tokens; }
+  void OnPaused(double tokens) {
+    pause_left_ -= tokens;
+    since_drafted_ += tokens;
+  }
 
  private:
   static constexpr double kHoped = 1.2;
@@ -69,6 +75,7 @@ class SourceGain {
   double ms_ = 0;        // that they took
   double pause_ = 0;     // tokens; doubles while it does not pay
   double pause_left_ = 0;
+  double since_drafted_ = 0;  // tokens
 };
 
 // What is known of the drafts of one context, or of all contexts of an app. Not thread-safe.

@@ -70,6 +70,20 @@ TEST(SourceGainTest, PausesLongerAndLongerWhileItDoesNotPay) {
   EXPECT_GT(gain.gain(), 1.5);
 }
 
+TEST(SourceGainTest, IsDueUntilItWasTriedAndAgainLongAfter) {
+  SourceGain gain;
+  EXPECT_TRUE(gain.Due());
+  gain.OnDrafted(2, kPlainMs, kPlainMs);
+  EXPECT_FALSE(gain.Due());
+  gain.OnPaused(kTrialTokens - 1);
+  EXPECT_FALSE(gain.Due());
+  gain.OnPaused(1);
+  EXPECT_TRUE(gain.Due());
+  for (int i = 0; i < 30; ++i) gain.OnDrafted(1, 2 * kPlainMs, kPlainMs);
+  gain.OnPaused(kTrialTokens);
+  EXPECT_FALSE(gain.Due()) << "its own pauses say when it is tried that does not pay";
+}
+
 // One refused draft does not end a source that was never tried before; a few do.
 TEST(SourceGainTest, IsNotGivenUpAtOnce) {
   SourceGain gain;

@@ -9,7 +9,7 @@ void WindowTrial::OnStep(bool was_open, double tokens, double ms, double plain_m
   way.ms = way.ms * kMemory + ms;
   ++way.steps;
   ++steps_;
-  const bool better = ways_[1].gain() >= ways_[0].gain();
+  const bool better = OpenIsBetter();
   if (!BothKnown() || open_ != better) {
     if (steps_ < kTrialSteps) return;
     open_ = BothKnown() ? better : !open_;

@@ -14,6 +14,8 @@ class WindowTrial {
  public:
   // Whether the next step is to have windows.
   bool open() const { return open_; }
+  // Whether steps with windows are the better ones, as far as is known.
+  bool pays() const { return !BothKnown() || OpenIsBetter(); }
   // A step gave `tokens` in `ms`, drafts before it included, where plain decoding takes `plain_ms`
   // a token.
   void OnStep(bool was_open, double tokens, double ms, double plain_ms);
@@ -30,6 +32,7 @@ class WindowTrial {
     int32_t steps = 0;
     double gain() const { return ms > 0 ? plain_ms / ms : 0; }
   };
+  bool OpenIsBetter() const { return ways_[1].gain() >= ways_[0].gain(); }
   bool BothKnown() const { return ways_[0].steps >= kKnownSteps && ways_[1].steps >= kKnownSteps; }
 
   std::array<Way, 2> ways_;  // [open]

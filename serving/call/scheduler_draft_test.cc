@@ -29,7 +29,7 @@ class KnowingDraft final : public Drafter {
     prompts_.erase(call_id);
   }
 
-  policy::DraftOffer Follow(const DraftTask& /*task*/, double /*plain_ms*/) override {
+  policy::DraftOffer Follow(const DraftTask& /*task*/) override {
     return {.ready = true, .pass_ms = 0.01};
   }
   DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& /*time*/) override {

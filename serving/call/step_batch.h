@@ -59,12 +59,9 @@ struct StepBatch {
   std::vector<engine::ContextView> views;
   int32_t logits_rows = 0;
 
-  // The calls that decode.
-  std::vector<Call*> decoding_calls() const {
+  std::vector<Call*> calls() const {
     std::vector<Call*> calls;
-    for (const Part& part : parts) {
-      if (part.decode) calls.push_back(part.call);
-    }
+    for (const Part& part : parts) calls.push_back(part.call);
     return calls;
   }
 

@@ -189,7 +189,7 @@ bool StepRunner::RunPass(StepBatch& batch, const std::atomic<bool>* interrupt, d
 // The batch waits for its weights.
 void StepRunner::GrowMeanwhile(StepBatch& batch, const std::atomic<bool>& arrived) {
   if (!batch.may_grow || arrived) return;
-  if (batch.windows == nullptr) batch.windows = speculator_.OpenWindows(batch.decoding_calls());
+  if (batch.windows == nullptr) batch.windows = speculator_.OpenWindows(batch.calls());
   batch.may_grow = batch.windows != nullptr && batch.windows->Open(arrived);
 }
 

@@ -44,8 +44,7 @@ class Drafter {
   virtual ~Drafter() = default;
   // The call's next step begins behind session.tokens(); `drafts.step` is still that of its last
   // one, but for its tree, which is empty: what is left of a tree that grew since is added to it.
-  // `plain_ms`: of a pass without drafts.
-  virtual policy::DraftOffer Follow(const DraftTask& task, double plain_ms) = 0;
+  virtual policy::DraftOffer Follow(const DraftTask& task) = 0;
   // Adds the tokens that are expected behind those of the calls, whose steps share a pass.
   virtual DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& time) = 0;
   // Lets trees grow while the calls' step waits for its weights, beyond what it verifies. Null:

@@ -4,7 +4,7 @@
 
 namespace withy::serving {
 
-policy::DraftOffer LookupDrafter::Follow(const DraftTask& task, double /*plain_ms*/) {
+policy::DraftOffer LookupDrafter::Follow(const DraftTask& task) {
   const std::span<const int32_t> tokens = task.session.tokens();
   task.drafts.own.Append(tokens.subspan(task.drafts.fed));
   task.drafts.fed = tokens.size();

@@ -9,7 +9,7 @@ namespace withy::serving {
 
 class LookupDrafter final : public Drafter {
  public:
-  policy::DraftOffer Follow(const DraftTask& task, double plain_ms) override;
+  policy::DraftOffer Follow(const DraftTask& task) override;
   DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& time) override;
   std::unique_ptr<StepWindows> GrowMeanwhile(std::span<const DraftTask> /*tasks*/) override {
     return nullptr;

@@ -68,7 +68,7 @@ bool PrefixDrafter::CanDraftFor(const Session& session) const {
          engine::LevelIndex(model_.info(), session.level_percent()) > 0;
 }
 
-policy::DraftOffer PrefixDrafter::Follow(const DraftTask& task, double /*plain_ms*/) {
+policy::DraftOffer PrefixDrafter::Follow(const DraftTask& task) {
   KvTree& tree = task.drafts.prefix;
   // A tree stays with its call only where it grew in a window.
   if (task.drafts.step.windows != policy::DraftSourceKind::kPrefix) tree = {};

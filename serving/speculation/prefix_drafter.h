@@ -29,7 +29,7 @@ class PrefixDrafter final : public Drafter {
   PrefixDrafter(engine::Model& model, std::span<const policy::RowCost> row_costs,
                 const policy::LevelPace& pace, Clock& clock, WorkerMetrics& metrics);
 
-  policy::DraftOffer Follow(const DraftTask& task, double plain_ms) override;
+  policy::DraftOffer Follow(const DraftTask& task) override;
   // An error of the engine ends it: without a draft the step decodes plainly, and says what is
   // wrong with the model.
   DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& time) override;

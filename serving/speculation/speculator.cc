@@ -99,11 +99,26 @@ void Speculator::Prepare(std::span<Call* const> calls, const BesideCalls& beside
   }
 }
 
+bool Speculator::Drafts(const Call& call) const {
+  return options_.enabled && !call.request.rebuild &&
+         call.request.speculation != policy::SpeculationMode::kOff;
+}
+
+void Speculator::BeginPrompt(Call& call) {
+  CallDrafts& drafts = DraftsOf(call);
+  policy::DraftedCall& step = drafts.step;
+  step.tree = {};
+  step.mode = call.request.speculation;
+  step.room = {.depth = call.session->draft().room().depth};
+  constexpr auto kDraft = static_cast<size_t>(DraftSourceKind::kDraft);
+  if (drafters_[kDraft] == nullptr) return;
+  step.offers[kDraft] = drafters_[kDraft]->Follow(
+      {.call_id = call.request.call_id, .session = *call.session, .drafts = drafts});
+  policy::PlanPromptWindow(plan_options_, learning_, &step);
+}
+
 CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
-  if (!options_.enabled || call.request.rebuild ||
-      call.request.speculation == policy::SpeculationMode::kOff) {
-    return nullptr;
-  }
+  if (!Drafts(call)) return nullptr;
   CallDrafts& drafts = DraftsOf(call);
   Session& session = *call.session;
   drafts.tokens_before = session.tokens().size();
@@ -117,7 +132,7 @@ CallDrafts* Speculator::Begin(Call& call, int32_t other_rows) {
   for (size_t i = 0; i < drafters_.size(); ++i) {
     if (drafters_[i] == nullptr) continue;
     step.offers[i] = drafters_[i]->Follow(
-        {.call_id = call.request.call_id, .session = session, .drafts = drafts}, step.plain_ms);
+        {.call_id = call.request.call_id, .session = session, .drafts = drafts});
   }
   CutForbidden(session.answer().constraint(), &step.tree);
   return &drafts;
@@ -165,6 +180,8 @@ std::unique_ptr<StepWindows> Speculator::OpenWindows(std::span<Call* const> call
   std::vector<policy::DraftedCall*> steps;
   std::vector<Call*> drafted;
   for (Call* call : calls) {
+    if (!Drafts(*call)) continue;
+    if (!call->session->decoding()) BeginPrompt(*call);
     if (call->drafts == nullptr) continue;
     drafted.push_back(call);
     steps.push_back(&call->drafts->step);

@@ -43,7 +43,8 @@ class Speculator {
   // Sets the trees of the next decode step of these calls, which share it.
   void Prepare(std::span<Call* const> calls, const BesideCalls& beside);
   // The step of these calls waits for its weights, so that trees may grow for the next one, beyond
-  // what the step verifies. Null: there is nothing to grow. It must not outlive the step.
+  // what the step verifies, and behind prompts that it computes, whose KV the draft model computes
+  // before. Null: there is nothing to grow. It must not outlive the step.
   std::unique_ptr<StepWindows> OpenWindows(std::span<Call* const> calls);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const policy::DecodedStep& step);
@@ -62,8 +63,11 @@ class Speculator {
 
   CallDrafts& DraftsOf(Call& call);
   const policy::LevelPace& PaceOf(const Call& call) const;
+  bool Drafts(const Call& call) const;
   // Begins the call's step; null: it decodes plainly.
   CallDrafts* Begin(Call& call, int32_t other_rows);
+  // The prompt of a call that may be drafted is computed.
+  void BeginPrompt(Call& call);
   std::vector<DraftTask> TasksOf(const policy::DraftPlan::Ask& ask,
                                  std::span<Call* const> calls) const;
   policy::DraftPlan::Drafted Draft(const policy::DraftPlan::Ask& ask, std::span<Call* const> calls,

@@ -162,7 +162,7 @@ TEST(SpeculatorWindowTest, AStepBeginsWithWhatGrewBeyondTheLastOne) {
 class LentDraft final : public Drafter {
  public:
   explicit LentDraft(std::vector<int32_t> answer) : answer_(std::move(answer)) {}
-  policy::DraftOffer Follow(const DraftTask& /*task*/, double /*plain_ms*/) override {
+  policy::DraftOffer Follow(const DraftTask& /*task*/) override {
     return {.ready = true, .grows_in_windows = true, .pass_ms = 0.01};
   }
   DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& /*time*/) override {
@@ -185,9 +185,12 @@ class LentDraft final : public Drafter {
   std::unique_ptr<StepWindows> GrowMeanwhile(std::span<const DraftTask> tasks) override {
     EXPECT_FALSE(std::exchange(growing_, true));
     EXPECT_EQ(tasks.size(), 1u);
+    behind_prompt_ = behind_prompt_ || !tasks.front().session.decoding();
     return std::make_unique<Windows>(*this);
   }
   void Forget(uint64_t /*call_id*/) override {}
+  // Whether it was lent the processors while the prompt was computed.
+  bool behind_prompt() const { return behind_prompt_; }
 
  private:
   class Windows final : public StepWindows {
@@ -213,6 +216,7 @@ class LentDraft final : public Drafter {
   int32_t grown_ = 0;
   bool growing_ = false;
   bool lent_ = false;
+  bool behind_prompt_ = false;
 };
 
 TEST(SpeculatorWindowTest, TheDraftModelIsLentTheProcessorsWhileAStepWaits) {
@@ -242,6 +246,7 @@ TEST(SpeculatorWindowTest, TheDraftModelIsLentTheProcessorsWhileAStepWaits) {
     EXPECT_EQ(ids, answer);
     EXPECT_EQ(outcome->speculation.window_drafted > 0, windows);
     EXPECT_EQ(outcome->speculation.window_kept, outcome->speculation.window_drafted);
+    EXPECT_EQ(draft.behind_prompt(), windows);
     EXPECT_LE(outcome->speculation.target_passes, windows ? 15 : 30) << "of 60 tokens";
     EXPECT_GE(outcome->speculation.target_passes, windows ? 10 : 29);
   }

@@ -78,6 +78,7 @@ absl::StatusOr<TreeDrafter::Growth> TreeDrafter::BeginGrowth(
   growth.calls_.resize(requests.size());
   growth.unknown_.resize(requests.size());
   growth.before_.resize(requests.size());
+  growth.sampling_.reserve(requests.size());
   std::vector<TreeJob> jobs;
   for (size_t i = 0; i < requests.size(); ++i) {
     const TreeRequest& request = requests[i];
@@ -93,7 +94,7 @@ absl::StatusOr<TreeDrafter::Growth> TreeDrafter::BeginGrowth(
     jobs.push_back({.call_id = request.call_id,
                     .tree = call->tree,
                     .kv = call->kv,
-                    .sampling = request.sampling,
+                    .sampling = growth.sampling_.emplace_back(request.sampling),
                     .limits = limits,
                     .confidence = [](policy::DraftOrigin /*origin*/, double probability) {
                       return probability;

@@ -91,12 +91,13 @@ class TreeDrafter {
 
    private:
     friend TreeDrafter;
-    std::vector<Drafted*> calls_;  // [request]; null: not here, or too long
-    std::vector<bool> unknown_;    // [request]
-    std::vector<int32_t> before_;  // nodes of each call's tree
+    std::vector<Drafted*> calls_;                   // [request]; null: not here, or too long
+    std::vector<bool> unknown_;                     // [request]
+    std::vector<int32_t> before_;                   // nodes of each call's tree
+    std::vector<engine::SamplingParams> sampling_;  // of those that are here; does not grow
     std::unique_ptr<TreeGrower> grower_;
   };
-  // Errors: as Draft.
+  // The requests need not outlive it. Errors: as Draft.
   absl::StatusOr<Growth> BeginGrowth(std::span<const TreeRequest> requests);
   // Takes in what grew; a pass under way is dropped.
   CaughtUp EndGrowth(Growth growth);

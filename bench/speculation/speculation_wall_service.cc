@@ -1,0 +1,110 @@
+#include "bench/speculation/speculation_wall_service.h"
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "bench/service/memory_cgroup.h"
+#include "bench/service/own_service.h"
+#include "bench/speculation/speculation_wall_pair.h"
+#include "engine/weights/packed_file.h"
+
+namespace withy::bench {
+namespace {
+
+v1::Speculation ToWire(policy::SpeculationMode mode) {
+  switch (mode) {
+    case policy::SpeculationMode::kAuto:
+      return v1::SPECULATION_AUTO;
+    case policy::SpeculationMode::kOff:
+      return v1::SPECULATION_OFF;
+    case policy::SpeculationMode::kLookup:
+      return v1::SPECULATION_LOOKUP;
+    case policy::SpeculationMode::kPrefix:
+      return v1::SPECULATION_PREFIX;
+    case policy::SpeculationMode::kDraft:
+      return v1::SPECULATION_DRAFT;
+  }
+  return v1::SPECULATION_UNSPECIFIED;
+}
+
+absl::StatusOr<std::unique_ptr<OwnService>> Start(const WallRun& run) {
+  const std::string threads = absl::StrCat("threads: ", run.threads);
+  std::string model = absl::StrCat(threads, " path: \"", run.packed, "\"");
+  if (run.budget_bytes > 0) absl::StrAppend(&model, " weight_budget_bytes: ", run.budget_bytes);
+  return OwnService::Start(
+      {.orchestrator = "probe_off: true",
+       .model = model,
+       .draft = absl::StrCat(threads, " path: \"", run.draft.empty() ? "off" : run.draft, "\"")});
+}
+
+v1::GenerateRequest RequestOf(const corpus::Record& record, const WallRun& run,
+                              const DecodeWay& way) {
+  v1::GenerateRequest request;
+  for (const corpus::Message& message : record.messages) {
+    v1::Message* wire = request.mutable_prompt()->mutable_messages()->add_messages();
+    wire->set_role(message.role);
+    wire->set_content(message.content);
+  }
+  request.mutable_limits()->set_max_tokens(static_cast<uint32_t>(run.answer_tokens));
+  request.mutable_sampling()->set_temperature(0);
+  request.set_speculation(ToWire(way.speculation));
+  return request;
+}
+
+DecodedAnswer AnswerOf(const ServedAnswer& served) {
+  const v1::SpeculationReport& report = served.finished.speculation();
+  DecodedAnswer answer{.tokens = served.tokens};
+  answer.decoded = served.tpot_ms > 0 ? static_cast<int32_t>(served.tokens.size()) - 1 : 0;
+  answer.target_passes = static_cast<int32_t>(report.target_passes());
+  answer.window_drafted = static_cast<int32_t>(report.window_drafted_tokens());
+  for (const v1::SourceReport& source : report.sources()) {
+    answer.drafted += source.drafted_tokens();
+    answer.accepted += source.accepted_tokens();
+  }
+  answer.ms = served.decode_ms;
+  return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<WallResult> RunService(const WallRun& run) {
+  constexpr int kFirstPrompts = 2;  // asked before, so that drafts' confidence is known
+  std::vector<WallWay> ways;
+  for (const std::string& name : run.ways) {
+    WITHY_ASSIGN_OR_RETURN(WallWay way, ParseWay(name));
+    ways.push_back(std::move(way));
+  }
+  std::vector<corpus::Record> prompts;
+  {
+    WITHY_ASSIGN_OR_RETURN(const auto file, engine::PackedFile::Open(run.packed));
+    WITHY_ASSIGN_OR_RETURN(const auto tokenizer, engine::MakeTokenizer(file->metadata()));
+    prompts = WallPrompts(*tokenizer, run.prompts + kFirstPrompts);
+  }
+  if (!run.cgroup.empty()) ForgetCgroupPeak(run.cgroup);
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OwnService> service, Start(run));
+  const auto count = static_cast<size_t>(run.prompts);
+  for (size_t first = count; first < prompts.size(); ++first) {
+    for (const WallWay& way : ways) {
+      WITHY_RETURN_IF_ERROR(service->Ask(RequestOf(prompts[first], run, way.decode)).status());
+    }
+  }
+  WallResult result;
+  for (size_t prompt = 0; prompt < count; ++prompt) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const WallWay& way = ways[(prompt + i) % ways.size()];  // none is always first
+      WITHY_ASSIGN_OR_RETURN(const ServedAnswer served,
+                             service->Ask(RequestOf(prompts[prompt], run, way.decode)));
+      result.answers.push_back({way.name, static_cast<int32_t>(prompt), AnswerOf(served)});
+    }
+  }
+  result.token_s = SumOf(result.answers).token_s();
+  if (!run.cgroup.empty()) result.memory_bytes = CgroupPeak(run.cgroup);
+  return result;
+}
+
+}  // namespace withy::bench
