@@ -2,6 +2,8 @@
 // elementwise-inl.h and the primitives
 //   DotKv(acc, K bytes, query quad), DotVp(acc, V bytes, probability quad < 128) at 8 bits, and
 //   kKvOffset, the part of K's offset of 128 that DotKv does not remove;
+//   where WITHY_MATRIX_SUMS is defined, AddQ8 (quant_strip-inl.h) in place of DotKv for an even
+//   number of queries;
 //   where WITHY_PAIR_SUMS is defined, DotPairs(sums, V bytes, 14-bit probabilities) and
 //   AddPairs(sums) in place of DotVp;
 //   DotFields(sums, fields, quad) for fields of 4 and 2 bits, with Widen(sums) and kNarrowSums: the

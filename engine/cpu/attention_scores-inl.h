@@ -2,6 +2,23 @@
 // fields of 4 and 2 bits are computed.
 namespace withy::engine::WITHY_TARGET {
 
+// Adds the products of T queries with the keys of one group at 8 bits.
+template <int T>
+WITHY_INLINE void AddScores(const uint8_t* k, int head_dim, const Query* query, I16* acc) {
+#ifdef WITHY_MATRIX_SUMS
+  if constexpr (T % 2 == 0) {
+    const int8_t* q[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) q[t] = query[t].q;
+    return AddQ8<T>(k, q, head_dim, acc);
+  }
+#endif
+  for (int d = 0; d < head_dim; d += 4) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) acc[t] = DotKv(acc[t], k + d * kChunkTokens, query[t].q + d);
+  }
+}
+
 // Scores of T queries over one group at 8 bits.
 template <int T>
 inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_in_run,
@@ -10,10 +27,7 @@ inline void ScoreQueries(const uint8_t* k, F16 k_scale, int head_dim, int group_
   I16 acc[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) acc[t] = SplatI(-kKvOffset * query[t].sum_q);
-  for (int d = 0; d < head_dim; d += 4) {
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) acc[t] = DotKv(acc[t], k + d * kChunkTokens, query[t].q + d);
-  }
+  AddScores<T>(k, head_dim, query, acc);
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     Store(ToFloat(acc[t]) * k_scale * Splat(query[t].scale),

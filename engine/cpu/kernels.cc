@@ -14,6 +14,7 @@ const Kernels* Avx512VnniKernels() { return nullptr; }
 #endif
 #if !defined(WITHY_HAVE_NEON)
 const Kernels* NeonDotKernels() { return nullptr; }
+const Kernels* NeonI8mmKernels() { return nullptr; }
 #endif
 
 const Kernels* KernelsFor(Target target) {
@@ -26,14 +27,16 @@ const Kernels* KernelsFor(Target target) {
       return Avx512VnniKernels();
     case Target::kNeonDot:
       return NeonDotKernels();
+    case Target::kNeonI8mm:
+      return NeonI8mmKernels();
   }
   return nullptr;
 }
 
 std::vector<Target> SupportedTargets() {
   std::vector<Target> targets;
-  for (const Target target :
-       {Target::kPortable, Target::kNeonDot, Target::kAvx2, Target::kAvx512Vnni}) {
+  for (const Target target : {Target::kPortable, Target::kNeonDot, Target::kNeonI8mm, Target::kAvx2,
+                              Target::kAvx512Vnni}) {
     if (KernelsFor(target) != nullptr) targets.push_back(target);
   }
   return targets;

@@ -17,11 +17,17 @@
 
 namespace withy::engine {
 
-enum class Target : uint8_t { kPortable = 0, kAvx2 = 1, kAvx512Vnni = 2, kNeonDot = 3 };
+enum class Target : uint8_t {
+  kPortable = 0,
+  kAvx2 = 1,
+  kAvx512Vnni = 2,
+  kNeonDot = 3,
+  kNeonI8mm = 4
+};
 
 struct Kernels {
   Target target;
-  const char* name;  // "portable", "avx2", "avx512vnni", "neon-dotprod"
+  const char* name;  // "portable", "avx2", "avx512vnni", "neon-dotprod", "neon-i8mm"
 
   // Converts rows [row_begin, row_end), columns [col_begin, col_end), into the forms of `out`,
   // which was Reset() with the shape. x points at (row_begin, col_begin), stride floats between

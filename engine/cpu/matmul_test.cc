@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "engine/cpu/kernels.h"
@@ -267,6 +268,33 @@ INSTANTIATE_TEST_SUITE_P(Targets, MatMulTest, testing::ValuesIn(SupportedTargets
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// The portable target is left out: it fuses no multiply-adds.
+TEST(MatMulTargetsTest, GiveTheSameBits) {
+  const std::vector<Target> targets = SupportedTargets();
+  if (targets.size() < 3) GTEST_SKIP() << "one target with fused multiply-adds";
+  const int n_out = 80;
+  const int n_in = 1088;
+  const int rows = 7;
+  std::mt19937 rng(17);
+  const std::vector<float> x = RandomFloats(rng, static_cast<size_t>(rows * n_in));
+  for (const WeightType type : kTypes) {
+    const OwnedMatrix w = RandomMatrix(13, type, n_out, n_in, 512);
+    const auto product = [&](Target target) {
+      Activations prepared;
+      prepared.Reset(rows, n_in, kActQ8 | kActF32);
+      KernelsFor(target)->prepare(x.data(), n_in, 0, rows, 0, n_in, &prepared);
+      std::vector<float> y(static_cast<size_t>(rows * n_out));
+      KernelsFor(target)->matmul({w.m, &prepared, 0, rows, y.data(), n_out}, 0, w.m.tiles());
+      return y;
+    };
+    const std::vector<float> want = product(targets[1]);
+    for (const Target target : std::span(targets).subspan(2)) {
+      EXPECT_TRUE(SameBits(product(target).data(), want.data(), want.size()))
+          << WeightTypeName(type) << " " << KernelsFor(target)->name;
+    }
+  }
+}
 
 TEST(PackedMatrixTest, UnpackGivesBackWhatWasPacked) {
   std::mt19937 rng(4);

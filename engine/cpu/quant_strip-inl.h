@@ -2,7 +2,8 @@
 // LoadQ8(p), LoadNibbles(p, &lo, &hi), LoadTable<type>(p, &lo, &hi), which gives what DotQ8 takes,
 // DotQ8(acc, w, a); Q4Sums, an accumulator for the products of one block of nibbles, with
 // DotQ4(sums, w, a) and Widen(sums); kQ8Signed, true if LoadQ8 removes the offset of 128. Included
-// by kernels_*.cc after vec-inl.h; AVX-512 has its own version.
+// by kernels_*.cc after vec-inl.h; AVX-512 has its own version. Where WITHY_MATRIX_SUMS is defined,
+// AddQ8<T>(w, a, inputs, sums) and AddNibbles<type, T>(w, a, sums) compute an even number of rows.
 #include "engine/cpu/strip.h"
 
 namespace withy::engine::WITHY_TARGET {
@@ -11,6 +12,10 @@ namespace withy::engine::WITHY_TARGET {
 // registers suffice: the sums stay in registers, the weights do not.
 template <WeightType kType, int T>
 WITHY_INLINE void BlockSums(const uint8_t* w, const int8_t* const* a, I16* sum) {
+#ifdef WITHY_MATRIX_SUMS
+  if constexpr (T % 2 == 0 && kType == WeightType::kQ8) return AddQ8<T>(w, a, kQuantBlock, sum);
+  if constexpr (T % 2 == 0) return AddNibbles<kType, T>(w, a, sum);
+#endif
   if constexpr (kType == WeightType::kQ8) {
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {

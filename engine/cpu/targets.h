@@ -10,5 +10,6 @@ const Kernels* PortableKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512VnniKernels();
 const Kernels* NeonDotKernels();
+const Kernels* NeonI8mmKernels();
 
 }  // namespace withy::engine

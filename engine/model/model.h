@@ -178,8 +178,8 @@ struct ModelOptions {
   // opened, at least 128.
   int32_t dense_rows = 0;
   int32_t threads = 0;  // 0: one per core
-  // Kernel target: "avx512vnni", "avx2", "neon-dotprod" or "portable"; "" picks the best one that
-  // this CPU supports.
+  // Kernel target: "avx512vnni", "avx2", "neon-i8mm", "neon-dotprod" or "portable"; "" picks the
+  // best one that this CPU supports.
   std::string target;
   // Directory for packed files made from a GGUF; "" is $XDG_CACHE_HOME/withy, else ~/.cache/withy,
   // else the GGUF's own directory.
