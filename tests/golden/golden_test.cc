@@ -1,8 +1,6 @@
 // Compares the engine with hidden states and logits that a reference computed for small random
 // models of every architecture, on every kernel target of this CPU, and those that GPUs compute in
-// every weight type, too. The reference is transformers (make_goldens.py); of mixtures of experts
-// it is their equations in double precision (make_expert_goldens.py), of gpt-oss transformers in
-// double precision (make_gpt_oss_goldens.py).
+// every weight type, too. The reference is transformers (make_goldens.py).
 #include <unistd.h>
 
 #include <algorithm>

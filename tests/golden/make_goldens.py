@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes the golden models and outputs for the tests of engine/model.
 
-Small random models of each architecture run through transformers' own modelling code; the weights go to NAME.gguf (F16, which holds
-them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf, once per weight type, computed
-on the dequantised weights of that type. Models after qwen3 have states and logits for F16 alone. Names of tensors and keys are
-those of llama.cpp's converters, except that every file has a vocab_size. Only a developer runs this, when a golden has to change; tests read the files.
+Small random models of each architecture run through transformers' own modelling code; the weights go to NAME.gguf (F16, or MXFP4
+for gpt-oss's experts, which hold them exactly) and the reference's hidden states after every layer and logits to NAME.golden.gguf,
+once per weight type, computed on the dequantised weights of that type. Models that are not in ALL_TYPES have states and logits for
+the file's own types alone. Names of tensors and keys are those of llama.cpp's converters, except that every file has a vocab_size.
+Only a developer runs this, when a golden has to change; tests read the files.
 
     pip install torch transformers numpy
     python3 tests/golden/make_goldens.py tests/golden/data [NAME ...]
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 
-from gguf_files import F16, F32, I32, Q4_1, half, q4_0, q8_0, write_gguf
+from gguf_files import F16, F32, I32, MXFP4, Q4_1, half, mxfp4, q4_0, q8_0, write_gguf
 
 TOKENS = 40
 VOCAB = 96
@@ -88,9 +89,32 @@ MODELS = {
         n_embd=64, n_layer=2, n_head=2, n_inner=160, n_positions=128, layer_norm_epsilon=1e-5,
         activation_function="gelu_new", bos_token_id=0, eos_token_id=0)),
 }
-ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3")
+ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3", "qwen3moe")
 # Architectures of GGUF files whose converter puts the two elements that RoPE turns together side by side.
-ADJACENT = ("llama", "smollm3", "granite")
+ADJACENT = ("llama", "smollm3", "granite", "granitemoe")
+
+# Mixtures of experts.
+MODELS |= {
+    "qwen3moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig, dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, rope_scaling=PLAIN, num_experts=7, num_experts_per_tok=3,
+        norm_topk_prob=True, moe_intermediate_size=32, intermediate_size=96)),
+    "olmoe": (transformers.OlmoeForCausalLM, transformers.OlmoeConfig, dict(
+        num_attention_heads=2, rope_scaling=PLAIN, num_experts=6, num_experts_per_tok=2)),
+    "granitemoe": (transformers.GraniteMoeForCausalLM, transformers.GraniteMoeConfig, dict(
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, rope_scaling=PLAIN,
+        embedding_multiplier=1.5, residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=16.0,
+        num_local_experts=5, num_experts_per_tok=2)),
+    # YaRN's range of pairs is 1.6 to 7.7: rounded to whole pairs it would be another.
+    "gpt-oss": (transformers.GptOssForCausalLM, transformers.GptOssConfig, dict(
+        num_attention_heads=6, num_key_value_heads=2, head_dim=32, intermediate_size=32, num_local_experts=5,
+        num_experts_per_tok=2, sliding_window=12, layer_types=["sliding_attention", "full_attention"],
+        max_position_embeddings=2048, rope_parameters=dict(
+            rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+            original_max_position_embeddings=512))),
+}
+# Of a mixture: the seed of its weights and tokens, and the least gap between the logits of the last expert that is chosen and of
+# the next, so that rounding does not decide. K and V in 8 bits change a logit of gpt-oss's second layer by up to 0.04.
+CHOICES = {"qwen3moe": (28, 0.02), "olmoe": (2, 0.02), "granitemoe": (1, 0.02), "gpt-oss": (8824, 0.15)}
 
 
 def build(name, seed):
@@ -113,9 +137,23 @@ def build(name, seed):
             else:
                 width = p.shape[0] if is_transposed(key) else p.shape[-1]
                 value = noise * (1.0 if "embed" in key or "wte" in key else 0.5 if "wpe" in key else 1.0 / math.sqrt(width))
+            if name in CHOICES:
+                value = of_mixture(name, key, noise, value)
             p.copy_(value.bfloat16().float())  # exact in BF16, F16 (no value is that small) and F32
             p.copy_(p.half().float())
     return model, config
+
+
+def of_mixture(name, key, noise, value):
+    """Values of a mixture's parameter, whose logits of experts are far apart."""
+    if key.endswith(("sinks", "_bias")):
+        return noise
+    if "router" in key or key.endswith("mlp.gate.weight"):
+        return (2 if name == "gpt-oss" else 4) * value
+    if name == "gpt-oss" and "experts" in key:  # in MXFP4, with gates and ups that the limits cut; rows are inputs
+        value = value * (5.0 if "gate_up" in key else 0.3)
+        return torch.from_numpy(mxfp4(value.mT.numpy())[0]).mT
+    return value
 
 
 def is_transposed(key):
@@ -149,6 +187,13 @@ def gguf_tensors(name, model, config):
     for x in "qkv":
         for kind in ("weight", "bias"):
             parts[f"self_attn.{x}_proj.{kind}"] = f"attn_{x}.{kind}"
+    if name in CHOICES:
+        parts |= {"mlp.gate.weight": "ffn_gate_inp.weight", "mlp.router.weight": "ffn_gate_inp.weight",
+                  "mlp.router.bias": "ffn_gate_inp.bias", "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+                  "self_attn.o_proj.bias": "attn_output.bias", "self_attn.sinks": "attn_sinks.weight"}
+        out |= expert_tensors(name, state)
+    if name == "gpt-oss":
+        parts["post_attention_layernorm.weight"] = "post_attention_norm.weight"
     for layer in range(config.num_hidden_layers):
         for source, target in parts.items():
             value = state.get(f"model.layers.{layer}.{source}")
@@ -176,6 +221,23 @@ def gpt2_tensors(state):
             _, layer, part = module.split(".", 2)
             if part in parts:
                 out[f"blk.{layer}.{parts[part]}.{kind}"] = np.ascontiguousarray(value.T) if is_transposed(key) else value
+    return out
+
+
+def expert_tensors(name, state):
+    """What each expert has. Rows of gate and up follow each other; in gpt-oss they alternate, and matrices are transposed."""
+    out = {}
+    for key, value in state.items():
+        if ".experts." not in key:
+            continue
+        kind = "bias" if key.endswith("_bias") else "weight"
+        if name == "gpt-oss" and kind == "weight":
+            value = value.swapaxes(1, 2)
+        parts = {"down": value}
+        if "gate_up" in key:
+            gate, up = (value[:, ::2], value[:, 1::2]) if name == "gpt-oss" else np.split(value, 2, axis=1)
+            parts = {"gate": gate, "up": up}
+        out |= {f"blk.{key.split('.')[2]}.ffn_{part}_exps.{kind}": of_part for part, of_part in parts.items()}
     return out
 
 
@@ -208,14 +270,23 @@ def metadata_of(name, config):
         f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{arch}.rope.freq_base": float(rope["rope_theta"]), f"{arch}.vocab_size": VOCAB,
     }
-    if rope.get("rope_type") == "linear":
-        meta[f"{arch}.rope.scaling.type"] = "linear"
+    if rope.get("rope_type") in ("linear", "yarn"):
+        meta[f"{arch}.rope.scaling.type"] = rope["rope_type"]
         meta[f"{arch}.rope.scaling.factor"] = float(rope["factor"])
-    if name == "granite":
-        meta["granite.embedding_scale"] = float(config.embedding_multiplier)
-        meta["granite.residual_scale"] = float(config.residual_multiplier)
-        meta["granite.attention.scale"] = float(config.attention_multiplier)
-        meta["granite.logit_scale"] = float(config.logits_scaling)
+    if name in ("granite", "granitemoe"):
+        meta[f"{arch}.embedding_scale"] = float(config.embedding_multiplier)
+        meta[f"{arch}.residual_scale"] = float(config.residual_multiplier)
+        meta[f"{arch}.attention.scale"] = float(config.attention_multiplier)
+        meta[f"{arch}.logit_scale"] = float(config.logits_scaling)
+    if name in CHOICES:
+        meta[f"{arch}.expert_count"] = config.num_local_experts
+        meta[f"{arch}.expert_used_count"] = config.num_experts_per_tok
+    if name == "qwen3moe":
+        meta["qwen3moe.expert_feed_forward_length"] = config.moe_intermediate_size
+    if name == "gpt-oss":
+        meta["gpt-oss.expert_feed_forward_length"] = config.intermediate_size
+        meta["gpt-oss.attention.sliding_window"] = config.sliding_window
+        meta["gpt-oss.rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if name == "phi3":  # its converter writes no sizes of heads
         del meta["phi3.attention.key_length"], meta["phi3.attention.value_length"]
         meta["phi3.rope.dimension_count"] = int(0.75 * head_dim_of(config))
@@ -261,23 +332,47 @@ def run(model, tokens, matrices):
     return states, logits
 
 
+def watch_choices(model, used):
+    """Returns a list that gets the smallest gap of each later choice of `used` experts."""
+    gaps = []
+
+    def measure(router, inputs, _output):
+        logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), router.weight, getattr(router, "bias", None))
+        ranked = logits.sort(dim=-1, descending=True).values
+        gaps.append((ranked[:, used - 1] - ranked[:, used]).min().item())
+
+    for module in model.modules():
+        if type(module).__name__.endswith("Router"):
+            module.register_forward_hook(measure)
+    return gaps
+
+
+def encoded(name, key, matrix):
+    """Type, shape and bytes of a matrix in the file."""
+    if name == "gpt-oss" and key.endswith("exps.weight"):
+        return MXFP4, matrix.shape, mxfp4(matrix)[1]
+    return F16, matrix.shape, half(matrix).tobytes()
+
+
 def main(folder, names):
     os.makedirs(folder, exist_ok=True)
     for index, name in enumerate(MODELS):
         if names and name not in names:
             continue
-        model, config = build(name, seed=100 + index)
+        seed, least_gap = CHOICES.get(name, (index, None))
+        model, config = build(name, seed=100 + seed)
         tensors = gguf_tensors(name, model, config)
         meta = metadata_of(name, config)
-        f32 = {k: (F32, v.shape, v.astype(np.float32).tobytes()) for k, v in tensors.items() if v.ndim == 1}
+        f32 = {k: (F32, v.shape, v.astype(np.float32).tobytes()) for k, v in tensors.items()
+               if v.ndim == 1 or k.endswith(".bias")}
         if name == "llama_gqa":
             factors = llama3_factors(config.head_dim)
             f32["rope_freqs.weight"] = (F32, factors.shape, factors.tobytes())
-        matrices = {k: v for k, v in tensors.items() if v.ndim == 2}
+        matrices = {k: v for k, v in tensors.items() if v.ndim > 1}
         write_gguf(f"{folder}/{name}.gguf", meta,
-                   {**{k: (F16, v.shape, half(v).tobytes()) for k, v in matrices.items()}, **f32})
-        tokens = np.random.default_rng(7 + index).integers(0, VOCAB, TOKENS).astype(np.int32)
-        own = {k: p.detach().numpy() for k, p in model.named_parameters() if p.dim() == 2}
+                   {**{k: encoded(name, k, v) for k, v in matrices.items()}, **f32})
+        tokens = np.random.default_rng(7 + seed).integers(0, VOCAB, TOKENS).astype(np.int32)
+        own = {k: p.detach().numpy() for k, p in model.named_parameters() if p.dim() > 1}
         types = {"f": own}
         if name in ALL_TYPES:
             types |= {"q8_0": {k: q8_0(v) for k, v in own.items()}, "q4_0": {k: q4_0(v) for k, v in own.items()}}
@@ -285,12 +380,15 @@ def main(folder, names):
             types["q4_1"] = {k: q4_1(v)[0] for k, v in own.items()}
             write_gguf(f"{folder}/{name}.q4_1.gguf", meta,
                        {**{k: (Q4_1, v.shape, q4_1(v)[1]) for k, v in matrices.items()}, **f32})
+        gaps = watch_choices(model, config.num_experts_per_tok) if least_gap else []
         golden = {"tokens": (I32, tokens.shape, tokens.tobytes())}
         for kind, values in types.items():
             states, logits = run(model, tokens.tolist(), values)
             for layer, state in enumerate(states):
                 golden[f"{kind}.hidden.{layer}"] = (F32, state.shape, np.ascontiguousarray(state).tobytes())
             golden[f"{kind}.logits"] = (F32, logits.shape, np.ascontiguousarray(logits).tobytes())
+        if gaps and min(gaps) < least_gap:
+            sys.exit(f"{name}: two experts' logits differ by {min(gaps)}: another seed is needed")
         write_gguf(f"{folder}/{name}.golden.gguf", {"general.architecture": "golden"}, golden)
         print(name, "logits", golden["f.logits"][1], "made with transformers", transformers.__version__)
 
