@@ -63,7 +63,7 @@ MODELS = {
         rope_scaling=PLAIN, pad_token_id=None)),
     "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig, dict(
         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, rope_scaling=PLAIN,
-        embedding_multiplier=1.5, residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=1.25)),
+        embedding_multiplier=1.5, residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=16.0)),
     "olmo2": (transformers.Olmo2ForCausalLM, transformers.Olmo2Config, dict(
         num_attention_heads=6, num_key_value_heads=2, hidden_size=192, tie_word_embeddings=False,
         rope_scaling=PLAIN)),
