@@ -151,7 +151,7 @@ absl::Status Wall::AtBudget(const std::string& percent) {
     if (!ways.empty()) WITHY_RETURN_IF_ERROR(RunPrompts(percent, ways));
   }
   AddRatios("wall", "tree", percent, round_s_, &figures_);
-  AddRatios("service", "service", percent, round_s_, &figures_);
+  AddRatios("service", "service", percent, tasks_s_, &figures_);
   if (setup_.run.prompts > 0 && setup_.run.open_prompts > 0) {
     AddRatios("wall_tasks", "tree", percent, tasks_s_, &figures_);
     AddRatios("wall_open", "tree", percent, open_s_, &figures_);
@@ -224,8 +224,14 @@ absl::Status Wall::RunPrompts(const std::string& percent, const std::vector<Wall
 
 void Wall::Take(const std::string& percent, const std::vector<WallWay>& ways,
                 const std::vector<WallAnswer>& answers) {
+  std::vector<WallAnswer> tasks, open;
+  for (const WallAnswer& one : answers) {
+    (one.prompt < setup_.run.prompts ? tasks : open).push_back(one);
+  }
+  for (const auto& [way, sum] : SumByWay(tasks)) tasks_s_[way] = sum.token_s();
+  for (const auto& [way, sum] : SumByWay(open)) open_s_[way] = sum.token_s();
   for (const auto& [way, sum] : SumByWay(answers)) {
-    round_s_[way] = sum.token_s();
+    if (ways.front().kind != WallWay::Kind::kService) round_s_[way] = sum.token_s();
     Samples& samples = ways_[percent][way];
     samples.Add("s_token", sum.token_s());
     samples.Add("tokens_a_pass", sum.tokens_a_pass());

@@ -68,7 +68,7 @@ class Wall {
   // Memory beside the weights: of one token a pass, of those who answer prompts, of five processes.
   uint64_t program_ = 0, pair_program_ = 0, service_program_ = 0;
   // By way: seconds a token of the budget under way, of all prompts, of the first kind, of the open
-  // ones.
+  // ones, which the service's ways do not answer.
   std::map<std::string, double> round_s_, tasks_s_, open_s_;
   Samples figures_;                                             // by key of the JSON line
   std::map<std::string, std::map<std::string, Samples>> ways_;  // by budget and way
