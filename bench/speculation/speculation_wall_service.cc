@@ -11,6 +11,8 @@
 #include "bench/service/memory_cgroup.h"
 #include "bench/service/own_service.h"
 #include "bench/speculation/speculation_wall_pair.h"
+#include "engine/gguf/reader.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "engine/weights/packed_file.h"
 
 namespace withy::bench {
@@ -40,6 +42,16 @@ absl::StatusOr<std::unique_ptr<OwnService>> Start(const WallRun& run) {
       {.orchestrator = "probe_off: true",
        .model = model,
        .draft = absl::StrCat(threads, " path: \"", run.draft.empty() ? "off" : run.draft, "\"")});
+}
+
+// Of a packed file or a GGUF.
+absl::StatusOr<std::unique_ptr<engine::Tokenizer>> TokenizerOf(const std::string& path) {
+  if (!engine::PackedFile::LooksPacked(path)) {
+    WITHY_ASSIGN_OR_RETURN(const engine::GgufFile file, engine::GgufFile::Open(path));
+    return engine::MakeTokenizer(file);
+  }
+  WITHY_ASSIGN_OR_RETURN(const auto file, engine::PackedFile::Open(path));
+  return engine::MakeTokenizer(file->metadata());
 }
 
 v1::GenerateRequest RequestOf(const corpus::Record& record, const WallRun& run,
@@ -79,12 +91,8 @@ absl::StatusOr<WallResult> RunService(const WallRun& run) {
     WITHY_ASSIGN_OR_RETURN(WallWay way, ParseWay(name));
     ways.push_back(std::move(way));
   }
-  std::vector<corpus::Record> prompts;
-  {
-    WITHY_ASSIGN_OR_RETURN(const auto file, engine::PackedFile::Open(run.packed));
-    WITHY_ASSIGN_OR_RETURN(const auto tokenizer, engine::MakeTokenizer(file->metadata()));
-    prompts = WallPrompts(*tokenizer, run.prompts + kFirstPrompts);
-  }
+  WITHY_ASSIGN_OR_RETURN(const auto tokenizer, TokenizerOf(run.packed));
+  const std::vector<corpus::Record> prompts = WallPrompts(*tokenizer, run.prompts + kFirstPrompts);
   if (!run.cgroup.empty()) ForgetCgroupPeak(run.cgroup);
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OwnService> service, Start(run));
   const auto count = static_cast<size_t>(run.prompts);
