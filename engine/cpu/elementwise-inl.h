@@ -240,6 +240,34 @@ inline void Add(const float* x, int n, float* y) {
   });
 }
 
+inline void AddScaled(const float* x, float factor, int n, float* y) {
+  ForVectors(n, [&](int i, int lanes) {
+    StoreN(MulAdd(LoadN(x + i, lanes), Splat(factor), LoadN(y + i, lanes)), y + i, lanes);
+  });
+}
+
+inline float Dot(const float* x, const float* y, int n) {
+  F16 sum = Zero();
+  ForVectors(
+      n, [&](int i, int lanes) { sum = MulAdd(LoadN(x + i, lanes), LoadN(y + i, lanes), sum); });
+  return Sum(sum);
+}
+
+inline void CutOff(float* x, int n, float cut) {
+  F16 sum = Zero();
+  ForVectors(n, [&](int i, int lanes) { sum = sum + LoadN(x + i, lanes); });
+  const float mean = Sum(sum) / static_cast<float>(n);
+  F16 squares = Zero();
+  ForVectors(n, [&](int i, int lanes) {
+    const F16 off = LoadN(x + i, lanes) - Splat(mean);
+    const F16 live = lanes == 16 ? off : Select(LanesBelow(lanes), off, Zero());
+    squares = MulAdd(live, live, squares);
+  });
+  const F16 least = Splat(mean + cut * std::sqrt(Sum(squares) / static_cast<float>(n)));
+  ForVectors(
+      n, [&](int i, int lanes) { StoreN(Max(LoadN(x + i, lanes) - least, Zero()), x + i, lanes); });
+}
+
 // B of rank r for the 16 outputs of a block from `first` on.
 WITHY_INLINE F16 LowRankPart(const float* scales, const int8_t* quants, int r, int first) {
   return ToFloat(WidenBytes(quants + r * kQuantBlock + first)) * Splat(scales[r]);

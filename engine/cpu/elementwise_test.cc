@@ -83,6 +83,53 @@ TEST_P(ElementwiseTest, GeGluAndSoftCap) {
   }
 }
 
+TEST_P(ElementwiseTest, AddScaledAndDot) {
+  std::mt19937 rng(2);
+  for (int n = 1; n <= 50; ++n) {
+    const std::vector<float> x = RandomFloats(rng, static_cast<size_t>(n), 3.0f);
+    std::vector<float> y = RandomFloats(rng, static_cast<size_t>(n), 3.0f);
+    double want = 0;
+    double size = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double product = static_cast<double>(x[i]) * static_cast<double>(y[i]);
+      want += product;
+      size += std::fabs(product);
+    }
+    EXPECT_NEAR(static_cast<double>(kernels().dot(x.data(), y.data(), n)), want, 1e-6 * size);
+    const std::vector<float> before = y;
+    y.push_back(kGuard);
+    kernels().add_scaled(x.data(), -0.7f, n, y.data());
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(y[i]),
+                  static_cast<double>(before[i]) - 0.7 * static_cast<double>(x[i]), 2e-6);
+    }
+    ASSERT_EQ(y.back(), kGuard);
+  }
+}
+
+TEST_P(ElementwiseTest, CutOff) {
+  std::mt19937 rng(2);
+  for (int n = 1; n <= 80; ++n) {
+    std::vector<float> x = RandomFloats(rng, static_cast<size_t>(n), 4.0f);
+    for (float& one : x) one += 2.0f;
+    double mean = 0;
+    for (const float one : x) mean += static_cast<double>(one) / n;
+    double square = 0;
+    for (const float one : x) {
+      square += (static_cast<double>(one) - mean) * (static_cast<double>(one) - mean) / n;
+    }
+    const double least = mean + 0.6 * std::sqrt(square);
+    std::vector<float> cut = x;
+    cut.push_back(kGuard);
+    kernels().cut_off(cut.data(), n, 0.6f);
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(cut[i]), std::max(0.0, static_cast<double>(x[i]) - least),
+                  1e-5);
+    }
+    ASSERT_EQ(cut.back(), kGuard);
+  }
+}
+
 TEST_P(ElementwiseTest, ClampedSwiGlu) {
   std::mt19937 rng(2);
   for (int n = 1; n <= 50; ++n) {

@@ -70,6 +70,12 @@ struct Kernels {
 
   // y[n] += x[n]
   void (*add)(const float* x, int n, float* y);
+  // y[n] += factor * x[n]
+  void (*add_scaled)(const float* x, float factor, int n, float* y);
+  // Sum of x[i] * y[i], i < n.
+  float (*dot)(const float* x, const float* y, int n);
+  // x[n] = max(0, x - (mean + cut * deviation)), of the mean and the standard deviation of x[n].
+  void (*cut_off)(float* x, int n, float cut);
 
   // Adds outputs [begin, end) of B * a to all rows. Their y starts at output `begin`, a multiple of
   // 32. The bits of an output do not depend on how range and rows are split.

@@ -212,7 +212,8 @@ const Kernels* Avx2Kernels() {
                                      avx2::MatMul,  avx2::Attention, avx2::MergeAttention,
                                      avx2::WriteKv, avx2::RmsNorm,   avx2::Rope,
                                      avx2::SwiGlu,  avx2::GeGlu,     avx2::ClampedSwiGlu,
-                                     avx2::SoftCap, avx2::Add,       avx2::AddLowRank,
+                                     avx2::SoftCap, avx2::Add,       avx2::AddScaled,
+                                     avx2::Dot,     avx2::CutOff,    avx2::AddLowRank,
                                      avx2::Softmax, avx2::PeakLoop,  avx2::ReadLoop};
   // Every CPU with AVX2 and FMA has F16C.
   static const bool kSupported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

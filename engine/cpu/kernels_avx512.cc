@@ -404,7 +404,8 @@ const Kernels* Avx512VnniKernels() {
                                      avx512::MatMul,      avx512::Attention, avx512::MergeAttention,
                                      avx512::WriteKv,     avx512::RmsNorm,   avx512::Rope,
                                      avx512::SwiGlu,      avx512::GeGlu,     avx512::ClampedSwiGlu,
-                                     avx512::SoftCap,     avx512::Add,       avx512::AddLowRank,
+                                     avx512::SoftCap,     avx512::Add,       avx512::AddScaled,
+                                     avx512::Dot,         avx512::CutOff,    avx512::AddLowRank,
                                      avx512::Softmax,     avx512::PeakLoop,  avx512::ReadLoop};
   static const bool kSupported =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

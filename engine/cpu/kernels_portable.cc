@@ -139,7 +139,8 @@ const Kernels* PortableKernels() {
       portable::MatMul,  portable::Attention, portable::MergeAttention,
       portable::WriteKv, portable::RmsNorm,   portable::Rope,
       portable::SwiGlu,  portable::GeGlu,     portable::ClampedSwiGlu,
-      portable::SoftCap, portable::Add,       portable::AddLowRank,
+      portable::SoftCap, portable::Add,       portable::AddScaled,
+      portable::Dot,     portable::CutOff,    portable::AddLowRank,
       portable::Softmax, portable::PeakLoop,  portable::ReadLoop};
   return &kTable;
 }

@@ -44,11 +44,13 @@ WITHY_INLINE I16 PeakStep(I16 acc, const PeakBytes& w) {
 namespace withy::engine {
 
 const Kernels* NeonDotKernels() {
-  static constexpr Kernels kTable = {
-      Target::kNeonDot,     "neon-dotprod",      neon::Prepare, neon::MatMul, neon::Attention,
-      neon::MergeAttention, neon::WriteKv,       neon::RmsNorm, neon::Rope,   neon::SwiGlu,
-      neon::GeGlu,          neon::ClampedSwiGlu, neon::SoftCap, neon::Add,    neon::AddLowRank,
-      neon::Softmax,        neon::PeakLoop,      neon::ReadLoop};
+  static constexpr Kernels kTable = {Target::kNeonDot, "neon-dotprod",  neon::Prepare,
+                                     neon::MatMul,     neon::Attention, neon::MergeAttention,
+                                     neon::WriteKv,    neon::RmsNorm,   neon::Rope,
+                                     neon::SwiGlu,     neon::GeGlu,     neon::ClampedSwiGlu,
+                                     neon::SoftCap,    neon::Add,       neon::AddScaled,
+                                     neon::Dot,        neon::CutOff,    neon::AddLowRank,
+                                     neon::Softmax,    neon::PeakLoop,  neon::ReadLoop};
   static const bool kSupported = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
   return kSupported ? &kTable : nullptr;
 }

@@ -157,7 +157,8 @@ const Kernels* NeonI8mmKernels() {
       neon_i8mm::MatMul,  neon_i8mm::Attention, neon_i8mm::MergeAttention,
       neon_i8mm::WriteKv, neon_i8mm::RmsNorm,   neon_i8mm::Rope,
       neon_i8mm::SwiGlu,  neon_i8mm::GeGlu,     neon_i8mm::ClampedSwiGlu,
-      neon_i8mm::SoftCap, neon_i8mm::Add,       neon_i8mm::AddLowRank,
+      neon_i8mm::SoftCap, neon_i8mm::Add,       neon_i8mm::AddScaled,
+      neon_i8mm::Dot,     neon_i8mm::CutOff,    neon_i8mm::AddLowRank,
       neon_i8mm::Softmax, neon_i8mm::PeakLoop,  neon_i8mm::ReadLoop};
   static const bool kSupported =
       (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
