@@ -222,7 +222,7 @@ nlohmann::json LevelsJson(const Inspection& in) {
 // KV bytes in the arena per token.
 uint64_t KvBytesPerToken(const engine::ModelShape& shape) {
   const engine::KvGeometry kv = {
-      .layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+      .layers = shape.kv_layers(), .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
   return kv.ChunkBytes() / engine::kChunkTokens;
 }
 
@@ -243,6 +243,7 @@ std::string FileText(const Inspection& in) {
 }
 
 std::string NeuronText(const engine::ModelShape& s) {
+  if (!s.layer_neurons.empty()) return absl::StrCat("up to ", s.d_ff, " neurons");
   if (s.experts == 0) return absl::StrCat(s.d_ff, " neurons");
   return absl::StrCat(s.experts, " experts of ", s.expert_neurons,
                       " neurons, of which a token uses ", s.experts_used);

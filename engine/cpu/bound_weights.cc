@@ -67,7 +67,17 @@ void BoundWeights::CollectForms() {
       case WeightRole::kHead:
         forms_.head |= form;
         break;
+      case WeightRole::kMerge:
+        forms_.merge |= form;
+        break;
+      case WeightRole::kLaurelRight:
+        forms_.laurel |= form;
+        break;
+      case WeightRole::kLayerOut:
+        forms_.layer_out |= form;
+        break;
       case WeightRole::kEmbedding:
+      case WeightRole::kLayerEmbedding:
       case WeightRole::kPositions:
         break;
       default:

@@ -20,6 +20,9 @@ struct ProductForms {
   unsigned attention = 0;  // O
   unsigned neurons = 0;    // down
   unsigned head = 0;
+  unsigned merge = 0;      // copies of the stream
+  unsigned laurel = 0;     // the second matrix of LAuReL
+  unsigned layer_out = 0;  // gated inputs of a layer
 };
 
 // Immutable. Views into the file, which must outlive it.

@@ -1,5 +1,7 @@
 #include "engine/cpu/workspace.h"
 
+#include <algorithm>
+
 namespace withy::engine {
 
 void Workspace::Resize(size_t rows, const ModelShape& s, const ProductForms& forms,
@@ -11,7 +13,7 @@ void Workspace::Resize(size_t rows, const ModelShape& s, const ProductForms& for
   v.Resize(rows, s.kv_rows());
   attended.Resize(rows, s.q_rows());
   out.Resize(rows, s.d_model);
-  if (s.ChangesBranches()) branch.Resize(rows, s.d_model);
+  if (s.ChangesBranches() || s.has_layer_inputs()) branch.Resize(rows, s.d_model);
   angles.Resize(rows, 4 * static_cast<int32_t>(s.rope_frequencies.size()));
   if (lora_rank > 0) lora.Resize(rows, 7 * lora_rank);
   input.Reset(count, s.d_model, forms.input);
@@ -27,6 +29,20 @@ void Workspace::Resize(size_t rows, const ModelShape& s, const ProductForms& for
     expert_input.Reset(static_cast<int>(rows * mlps), s.d_model, forms.experts);
     expert_output.Resize(rows * mlps, s.d_model);
   }
+  if (s.streams > 1) {
+    streams.Resize(rows, s.streams * s.d_model);
+    merge_input.Reset(count * (s.streams - 1), s.d_model, forms.merge);
+  }
+  if (s.laurel_rank > 0) {
+    laurel.Resize(rows, s.d_model);
+    laurel_input.Reset(count, s.laurel_rank, forms.laurel);
+  }
+  if (s.has_layer_inputs()) {
+    layer_inputs.Resize(rows, s.layer_inputs_width());
+    layer_gated.Reset(count, s.layer_width, forms.layer_out);
+  }
+  const int32_t narrowest = std::max(s.laurel_rank, s.layer_width);
+  if (narrowest > 0) narrow.Resize(rows, narrowest);
   tail_bytes.Resize(tail_blocks * block_bytes);
   tails.resize(tail_blocks);
   for (size_t i = 0; i < tails.size(); ++i) tails[i] = tail_bytes.data() + i * block_bytes;

@@ -45,11 +45,19 @@ struct Workspace {
   RowBuffer branch;  // what attention or MLP give [d_model]; empty if it enters x as it is
   RowBuffer out;     // input of the output head [d_model]
   RowBuffer angles;  // RopeAngles() of the row's position [2 * rope_dims], for each RoPE base
-  RowBuffer lora;    // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
+  // Of models with copies of the stream, with LAuReL, with inputs of each layer; else empty.
+  RowBuffer streams;       // [streams * d_model], as in program.h
+  RowBuffer laurel;        // [d_model]
+  RowBuffer layer_inputs;  // [layers * layer_width]
+  RowBuffer narrow;        // [laurel_rank] or [layer_width]
+  RowBuffer lora;          // A * inputs of Q, K, V, O, gate, up and down [7 * rank]
   Activations input;
   Activations attention_input;
   Activations neurons;
   Activations head_input;
+  Activations merge_input;   // copy 1 of all rows, then copy 2
+  Activations laurel_input;  // `narrow` of LAuReL
+  Activations layer_gated;   // `narrow` of inputs of a layer
   RowBuffer router;          // router * input [experts]
   Activations expert_input;  // rows of `input`
   RowBuffer expert_output;   // [d_model]

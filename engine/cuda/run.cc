@@ -210,7 +210,14 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
       break;
     case OpKind::kHidden:
       return Hidden(op, data);
+    case OpKind::kLayerInputs:
+    case OpKind::kSpread:
+    case OpKind::kPredict:
+    case OpKind::kLaurel:
     case OpKind::kAddBranch:
+    case OpKind::kCorrect:
+    case OpKind::kAddLayerInput:
+    case OpKind::kMerge:
     case OpKind::kFinishLogits:
     case OpKind::kRoute:
     case OpKind::kExpertGateUp:

@@ -20,6 +20,7 @@ class Emitter {
     Op& embed = Add(OpKind::kEmbed, -1, plan_.count(), {Role::kEmbedding});
     embed.scale = facts_.shape.embedding_scale;
     if (facts_.shape.learned_positions) Name(Role::kPositions, &embed);
+    BeforeLayers();
     const int32_t layers = facts_.shape.layers;
     for (int32_t layer = 0; layer < layers; ++layer) {
       Layer(layer);
@@ -35,34 +36,74 @@ class Emitter {
     int32_t layer = -1;
   };
 
+  void BeforeLayers() {
+    const ModelShape& s = facts_.shape;
+    if (s.has_layer_inputs()) {
+      Add(OpKind::kLayerInputs, -1, plan_.count(),
+          {Role::kLayerProjection, Role::kLayerProjectionNorm, Role::kLayerEmbedding});
+    }
+    if (s.streams > 1) Add(OpKind::kSpread, -1, plan_.count(), {Role::kSpread});
+  }
+
   void Layer(int32_t layer) {
-    const bool last = layer + 1 == facts_.shape.layers;
+    const ModelShape& s = facts_.shape;
+    const bool last = layer + 1 == s.layers;
+    const int32_t begin_rows = plan_.RowsBeforeKv(layer);
+    if (begin_rows == 0) return;
+    if (s.streams > 1) {
+      Add(OpKind::kPredict, layer, begin_rows,
+          {Role::kStreamRouterNorm, Role::kStreamRouter, Role::kStreamPredict});
+    }
     Qkv(layer);
+    if (s.laurel_rank > 0) {
+      Add(OpKind::kLaurel, layer, begin_rows,
+          {Role::kLaurelLeft, Role::kLaurelRight, Role::kLaurelNorm, Role::kAttnNorm});
+    }
     StoreKv(layer);
     const int32_t rows = plan_.RowsAfterKv(layer);
     if (rows == 0) return;
-    if (last && rows < plan_.count()) Add(OpKind::kKeepWanted, layer, rows, {});
+    if (plan_.KeepsWanted(layer)) Add(OpKind::kKeepWanted, layer, rows, {});
     pending_ = {};
     if (plan_.ComputesAttention(layer)) Attention(layer, rows);
     if (plan_.ComputesMlp(layer)) FeedForward(layer, rows);
+    AfterMlp(layer, rows);
+    if (last && s.streams > 1) Add(OpKind::kMerge, -1, rows, {Role::kMerge});
     if (tap_) AddPending(&Add(OpKind::kTap, layer, rows, {}));
     if (last) Logits(rows);
   }
 
+  // Such models have no levels.
+  void AfterMlp(int32_t layer, int32_t rows) {
+    const ModelShape& s = facts_.shape;
+    if (s.streams > 1) {
+      Add(OpKind::kCorrect, layer, rows,
+          {Role::kStreamRouterNorm, Role::kStreamRouter, Role::kStreamCorrect, Role::kStreamScale});
+    }
+    if (!s.has_layer_inputs()) return;
+    Op& op = Add(OpKind::kAddLayerInput, layer, rows,
+                 {Role::kLayerGate, Role::kLayerOut, Role::kLayerNorm});
+    op.activation = s.activation;
+  }
+
   void Qkv(int32_t layer) {
-    Norm(layer, plan_.count(), Role::kAttnNorm, Role::kAttnNormBias);
-    Op& op = Add(OpKind::kQkv, layer, plan_.count(), {Role::kK, Role::kV, Role::kQ});
-    op.extents = plan_.Extents(layer);
-    op.queries = plan_.count();
-    if (layer + 1 == facts_.shape.layers) {  // only wanted rows continue
+    const int32_t rows = plan_.RowsBeforeKv(layer);
+    const bool own_kv = facts_.shape.KvSourceOf(layer) == layer;
+    Norm(layer, rows, Role::kAttnNorm, Role::kAttnNormBias);
+    Op& op = Add(OpKind::kQkv, layer, rows, {});
+    op.extents = plan_.ExtentsBeforeKv(layer);
+    op.queries = rows;
+    if (own_kv && plan_.OnlyWantedAfterKv(layer)) {
       const auto wanted = plan_.wanted();
       op.first_query = wanted.empty() ? 0 : wanted.front();
       op.queries = wanted.empty() ? 0 : wanted.back() + 1 - op.first_query;
     }
     if (op.queries > 0 && !plan_.ComputesAttention(layer)) op.queries = 0;
-    if (op.queries == 0) op.weight_count = 2;
-    qkv_runs_ = Runs(
-        layer, true, [&](int32_t i) { return plan_.LevelOf(i); }, plan_.count());
+    if (own_kv) Name(Role::kK, &op);
+    if (own_kv) Name(Role::kV, &op);
+    if (op.queries > 0) Name(Role::kQ, &op);
+    qkv_runs_ = own_kv ? Runs(
+                             layer, true, [&](int32_t i) { return plan_.LevelOf(i); }, rows)
+                       : RunsAfterKv(layer, true, rows);
     op.lower = qkv_runs_;
     op.lower_part = LoraPart::kAttentionIn;
   }
@@ -83,14 +124,17 @@ class Emitter {
     const int32_t rows = op->rows;
     Op& add = Add(OpKind::kAddBranch, layer, rows, {});
     add.scale = facts_.shape.residual_scale;
+    add.joins_laurel = facts_.shape.laurel_rank > 0 && norm == Role::kPostAttnNorm;
     if (facts_.shape.post_norms) Name(norm, &add);
   }
 
   // Names only the vectors that the model has.
   void StoreKv(int32_t layer) {
     const LayerFacts& facts = facts_.layers[static_cast<size_t>(layer)];
-    Op& op = Add(OpKind::kStoreKv, layer, plan_.count(), {});
-    op.extents = plan_.Extents(layer);
+    const int32_t source = facts_.shape.KvSourceOf(layer);
+    Op& op = Add(OpKind::kStoreKv, layer, plan_.RowsBeforeKv(layer), {});
+    op.kv_layer = source;
+    op.extents = plan_.ExtentsBeforeKv(layer);
     op.add = qkv_runs_;
     op.add_part = LoraPart::kQ;
     op.add_layer = layer;
@@ -101,9 +145,10 @@ class Emitter {
     op.whole_norms = facts_.shape.qk_norm == QkNorm::kWhole;
     if (facts_.shape.qk_norm != QkNorm::kNone) {
       Name(Role::kQNorm, &op);
-      Name(Role::kKNorm, &op);
+      if (source == layer) Name(Role::kKNorm, &op);
     }
-    if (plan_.tail_blocks() > 0) Add(OpKind::kGatherTail, layer, plan_.count(), {});
+    if (plan_.tail_blocks() == 0) return;
+    Add(OpKind::kGatherTail, layer, plan_.count(), {}).kv_layer = source;
   }
 
   void Attention(int32_t layer, int32_t rows) {
@@ -111,6 +156,7 @@ class Emitter {
     const ModelShape& s = facts_.shape;
     Op& attend = Add(OpKind::kAttend, layer, rows, {});
     attend.extents = extents;
+    attend.kv_layer = s.KvSourceOf(layer);
     attend.scale = s.attention_scale > 0.0f ? s.attention_scale
                                             : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
     attend.cap = s.attention_cap;
@@ -140,6 +186,7 @@ class Emitter {
     if (s.product_biases) Name(Role::kUpBias, &gate_up);
     gate_up.extents = extents;
     gate_up.activation = s.activation;
+    gate_up.gate_cut = s.GateCutOf(layer);
     gate_up.add = runs;
     gate_up.add_part = LoraPart::kGate;
     gate_up.add_layer = layer;

@@ -12,8 +12,6 @@
 namespace withy::engine {
 namespace {
 
-LayerExtent FullExtent(const ModelShape& shape) { return {shape.heads, shape.d_ff}; }
-
 class FactsReader {
  public:
   explicit FactsReader(const PackedFile& file) : file_(file) {}
@@ -31,6 +29,7 @@ class FactsReader {
       WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kPositions}, s.context_length, s.d_model).status());
     }
     WITHY_RETURN_IF_ERROR(Norm({WeightRole::kOutputNorm}, WeightRole::kOutputNormBias));
+    WITHY_RETURN_IF_ERROR(BesideLayers());
     for (int32_t layer = 0; layer < s.layers; ++layer) WITHY_RETURN_IF_ERROR(Layer(layer));
     WITHY_ASSIGN_OR_RETURN(LevelTable table, ReadLevels(file_.metadata(), s));
     facts_.levels = std::move(table.levels);
@@ -44,7 +43,9 @@ class FactsReader {
     }
     WITHY_RETURN_IF_ERROR(CheckLevels());
     LevelSpec& full = facts_.levels.emplace_back(LevelSpec{.percent = 100});
-    full.layers.assign(static_cast<size_t>(s.layers), FullExtent(s));
+    for (int32_t layer = 0; layer < s.layers; ++layer) {
+      full.layers.push_back(FullExtent(s, layer));
+    }
     return std::move(facts_);
   }
 
@@ -71,23 +72,70 @@ class FactsReader {
     WITHY_ASSIGN_OR_RETURN(facts.k_bias, Bias({WeightRole::kKBias, layer}, s.kv_rows()));
     WITHY_ASSIGN_OR_RETURN(facts.v_bias, Bias({WeightRole::kVBias, layer}, s.kv_rows()));
     WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kQ, layer}, s.q_rows(), s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kK, layer}, s.kv_rows(), s.d_model).status());
-    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kV, layer}, s.kv_rows(), s.d_model).status());
+    if (s.KvSourceOf(layer) == layer) {
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kK, layer}, s.kv_rows(), s.d_model).status());
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kV, layer}, s.kv_rows(), s.d_model).status());
+    }
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix output,
                            Matrix({WeightRole::kOutput, layer}, s.d_model, s.q_rows()));
     facts.output_panel = output.panel_inputs;
     if (s.attention_sinks) {
       WITHY_RETURN_IF_ERROR(Vector({WeightRole::kAttnSinks, layer}, s.heads).status());
     }
+    WITHY_RETURN_IF_ERROR(BesideAttention(layer));
     if (s.experts > 0) return Experts(layer);
+    const int32_t neurons = s.NeuronsOf(layer);
     if (s.gated_mlp) {
-      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, s.d_ff, s.d_model).status());
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kGate, layer}, neurons, s.d_model).status());
     }
-    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUp, layer}, s.d_ff, s.d_model).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kUp, layer}, neurons, s.d_model).status());
     WITHY_ASSIGN_OR_RETURN(const PackedMatrix down,
-                           Matrix({WeightRole::kDown, layer}, s.d_model, s.d_ff));
+                           Matrix({WeightRole::kDown, layer}, s.d_model, neurons));
     facts.down_panel = down.panel_inputs;
     return ProductBiases(layer);
+  }
+
+  // What layers with copies of the stream, LAuReL and inputs of their own have more than others.
+  absl::Status BesideAttention(int32_t layer) const {
+    const ModelShape& s = facts_.shape;
+    const auto vector = [&](WeightRole role, int32_t n) {
+      return Vector({role, layer}, n).status();
+    };
+    const auto matrix = [&](WeightRole role, int32_t n_out, int32_t n_in) {
+      return Matrix({role, layer}, n_out, n_in).status();
+    };
+    if (s.streams > 1) {
+      const int32_t n = s.streams;
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kStreamRouterNorm, s.d_model));
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kStreamRouter, n * s.d_model));
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kStreamPredict, n * n * n));
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kStreamCorrect, n * n));
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kStreamScale, s.d_model));
+    }
+    if (s.laurel_rank > 0) {
+      WITHY_RETURN_IF_ERROR(matrix(WeightRole::kLaurelLeft, s.laurel_rank, s.d_model));
+      WITHY_RETURN_IF_ERROR(matrix(WeightRole::kLaurelRight, s.d_model, s.laurel_rank));
+      WITHY_RETURN_IF_ERROR(vector(WeightRole::kLaurelNorm, s.d_model));
+    }
+    if (!s.has_layer_inputs()) return absl::OkStatus();
+    WITHY_RETURN_IF_ERROR(matrix(WeightRole::kLayerGate, s.layer_width, s.d_model));
+    WITHY_RETURN_IF_ERROR(matrix(WeightRole::kLayerOut, s.d_model, s.layer_width));
+    return vector(WeightRole::kLayerNorm, s.d_model);
+  }
+
+  // What such models have once.
+  absl::Status BesideLayers() const {
+    const ModelShape& s = facts_.shape;
+    if (s.streams > 1) {
+      const int32_t others = (s.streams - 1) * s.d_model;
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kSpread}, others, s.d_model).status());
+      WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kMerge}, others, s.d_model).status());
+    }
+    if (!s.has_layer_inputs()) return absl::OkStatus();
+    const int32_t width = s.layer_inputs_width();
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kLayerEmbedding}, s.vocab_size, width).status());
+    WITHY_RETURN_IF_ERROR(Matrix({WeightRole::kLayerProjection}, width, s.d_model).status());
+    return Vector({WeightRole::kLayerProjectionNorm}, s.layer_width).status();
   }
 
   absl::Status ProductBiases(int32_t layer) const {
@@ -140,6 +188,7 @@ class FactsReader {
     if (s.qk_norm == QkNorm::kNone) return absl::OkStatus();
     const bool whole = s.qk_norm == QkNorm::kWhole;
     WITHY_RETURN_IF_ERROR(check(WeightRole::kQNorm, whole ? s.q_rows() : s.head_dim));
+    if (s.KvSourceOf(layer) != layer) return absl::OkStatus();
     return check(WeightRole::kKNorm, whole ? s.kv_rows() : s.head_dim);
   }
 
@@ -148,7 +197,7 @@ class FactsReader {
     for (const LevelSpec& level : facts_.levels) {
       for (int32_t layer = 0; layer < facts_.shape.layers; ++layer) {
         const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
-        if (extent == FullExtent(facts_.shape)) continue;
+        if (extent == FullExtent(facts_.shape, layer)) continue;
         for (int i = 0; i < kLoraParts; ++i) {
           const auto part = static_cast<LoraPart>(i);
           const LoraShape shape = LoraShapeOf(part, facts_.shape, extent, facts_.lora_rank);
@@ -219,7 +268,7 @@ class FactsReader {
         const LayerExtent limit =
             i + 1 < facts_.levels.size() && layer < facts_.levels[i + 1].layers.size()
                 ? facts_.levels[i + 1].layers[layer]
-                : FullExtent(facts_.shape);
+                : FullExtent(facts_.shape, static_cast<int32_t>(layer));
         WITHY_RETURN_IF_ERROR(CheckExtent(level, layer, limit));
       }
     }
@@ -243,7 +292,7 @@ class FactsReader {
     }
     const int32_t panel = facts_.layers[layer].down_panel;
     if (e.neurons < 0 || e.neurons > limit.neurons ||
-        (e.neurons != s.d_ff && e.neurons % panel != 0)) {
+        (e.neurons != s.NeuronsOf(static_cast<int32_t>(layer)) && e.neurons % panel != 0)) {
       return wrong("neurons", e.neurons,
                    absl::StrCat("a multiple of ", panel, " up to ", limit.neurons));
     }
@@ -253,6 +302,13 @@ class FactsReader {
   const PackedFile& file_;
   ModelFacts facts_;
 };
+
+// Matrices that every level multiplies whole.
+constexpr std::array<WeightRole, 3> kBesideLayers = {WeightRole::kSpread, WeightRole::kMerge,
+                                                     WeightRole::kLayerProjection};
+constexpr std::array<WeightRole, 4> kBesideAttention = {
+    WeightRole::kLaurelLeft, WeightRole::kLaurelRight, WeightRole::kLayerGate,
+    WeightRole::kLayerOut};
 
 // Computes the bytes and operations per token of a level from the file's table.
 class LevelMeter {
@@ -265,11 +321,13 @@ class LevelMeter {
     info.percent = facts_.levels[static_cast<size_t>(level)].percent;
     info.weight_bytes = static_cast<int64_t>(PackedBytes(Head()));
     info.flops_per_token = 2 * int64_t{s.vocab_size} * s.d_model;
+    AddBeside(-1, kBesideLayers, &info);
     for (int32_t layer = 0; layer < s.layers; ++layer) {
       const LayerExtent& extent = facts_.Extent(level, layer);
       info.weight_bytes += LayerBytes(layer, extent);
-      info.flops_per_token += LayerFlops(extent);
-      if (level < facts_.full_level() && facts_.lora_rank > 0 && extent != FullExtent(s)) {
+      info.flops_per_token += LayerFlops(layer, extent);
+      AddBeside(layer, kBesideAttention, &info);
+      if (level < facts_.full_level() && facts_.lora_rank > 0 && extent != FullExtent(s, layer)) {
         AddLora(level, layer, extent, &info);
       }
     }
@@ -292,8 +350,10 @@ class LevelMeter {
       const PackedMatrix& m = file_.Find(TensorName({role, layer}))->matrix;
       bytes += PrefixBytes(m, rows >= 0 ? rows : m.n_out, inputs >= 0 ? inputs : m.n_in);
     };
-    add(WeightRole::kK, kv_rows, -1);
-    add(WeightRole::kV, kv_rows, -1);
+    if (s.KvSourceOf(layer) == layer) {
+      add(WeightRole::kK, kv_rows, -1);
+      add(WeightRole::kV, kv_rows, -1);
+    }
     add(WeightRole::kQ, q_rows, -1);
     add(WeightRole::kOutput, -1, q_rows);
     if (s.experts > 0) {  // of a pass of one row
@@ -309,9 +369,20 @@ class LevelMeter {
     return static_cast<int64_t>(bytes);
   }
 
-  int64_t LayerFlops(const LayerExtent& extent) const {
+  // Adds those of these matrices that the model has.
+  void AddBeside(int32_t layer, std::span<const WeightRole> roles, LevelInfo* info) const {
+    for (const WeightRole role : roles) {
+      const PackedTensor* tensor = file_.Find(TensorName({role, layer}));
+      if (tensor == nullptr) continue;
+      info->weight_bytes += static_cast<int64_t>(PackedBytes(tensor->matrix));
+      info->flops_per_token += 2 * int64_t{tensor->matrix.n_out} * tensor->matrix.n_in;
+    }
+  }
+
+  int64_t LayerFlops(int32_t layer, const LayerExtent& extent) const {
     const ModelShape& s = facts_.shape;
-    const int64_t heads = extent.heads + s.kv_heads_of(extent.heads);
+    const bool own_kv = s.KvSourceOf(layer) == layer;
+    const int64_t heads = extent.heads + (own_kv ? s.kv_heads_of(extent.heads) : 0);
     const int64_t rows = 2 * heads * s.head_dim + (s.gated_mlp ? 3 : 2) * int64_t{extent.neurons};
     return 2 * rows * s.d_model;
   }
@@ -356,7 +427,7 @@ std::string_view MostUsedType(const PackedFile& file) {
 bool ModelFacts::HasLora(int32_t level, int32_t layer, bool attention) const {
   if (lora_rank == 0 || level >= full_level()) return false;
   const LayerExtent& extent = Extent(level, layer);
-  if (extent == FullExtent(shape)) return false;
+  if (extent == FullExtent(shape, layer)) return false;
   return attention ? extent.heads > 0 : extent.neurons > 0;
 }
 
@@ -393,9 +464,10 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
                            ? int64_t{tensor.matrix.n_out} * tensor.matrix.n_in
                            : static_cast<int64_t>(tensor.values.size());
   }
-  const KvGeometry geometry{.layers = s.layers, .kv_heads = s.kv_heads, .head_dim = s.head_dim};
+  const KvGeometry geometry{
+      .layers = s.kv_layers(), .kv_heads = s.kv_heads, .head_dim = s.head_dim};
   info.kv = {.chunk_tokens = kChunkTokens,
-             .layers = s.layers,
+             .layers = s.kv_layers(),
              .kv_heads = s.kv_heads,
              .head_dim = s.head_dim,
              .block_bytes = geometry.BlockBytes()};

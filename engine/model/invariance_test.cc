@@ -17,11 +17,17 @@ namespace {
 
 constexpr int32_t kTokens = 70;
 
-class InvarianceTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {
+// Target, type, architecture.
+using InvarianceCase = std::tuple<std::string, std::string, std::string>;
+
+class InvarianceTest : public testing::TestWithParam<InvarianceCase> {
  protected:
   InvarianceTest() {
     const auto type = FindSynthType(std::get<1>(GetParam()));
-    path_ = WriteTiny(folder_, TinyShape(), *type);
+    SynthShape shape = TinyShape();
+    shape.architecture = std::get<2>(GetParam());
+    if (shape.architecture != "llama") shape.sliding_window = 9;
+    path_ = WriteTiny(folder_, shape, *type);
   }
 
   std::unique_ptr<Model> Open(int32_t threads, int32_t piece_rows = 256,
@@ -322,7 +328,9 @@ void ExpectLevelsDoNotMix(Model* model) {
   }
 }
 
-TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
+class LevelInvarianceTest : public InvarianceTest {};
+
+TEST_P(LevelInvarianceTest, LevelsOfOtherRowsDoNotMatter) {
   const auto count = static_cast<size_t>(TinyShape().layers);
   LevelSpec low{.percent = 40, .layers = std::vector<LayerExtent>(count, {2, 256})};
   LevelSpec middle{.percent = 70, .layers = std::vector<LayerExtent>(count, {6, 256})};
@@ -334,7 +342,7 @@ TEST_P(InvarianceTest, LevelsOfOtherRowsDoNotMatter) {
   ExpectLevelsDoNotMix(Open(1, 256, {low, middle}).get());
 }
 
-TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
+TEST_P(LevelInvarianceTest, LoraOfOtherRowsDoesNotMatter) {
   for (const int32_t lowest : {40, 15}) {  // 15: less than a unit and a panel per layer
     SynthShape shape = TinyShape();
     shape.levels = {lowest, 70};
@@ -357,23 +365,36 @@ TEST_P(InvarianceTest, LoraOfOtherRowsDoesNotMatter) {
 
 // All types on CPUs; one where a CPU executes a GPU's kernels, which takes a hundred times as long:
 // engine_cuda_executor_test has the products of the others.
-std::vector<std::tuple<std::string, std::string>> TestCases() {
-  std::vector<std::tuple<std::string, std::string>> cases;
+std::vector<InvarianceCase> LevelCases() {
+  std::vector<InvarianceCase> cases;
   for (const std::string& target : TestTargets()) {
     for (const char* type : {"q4_0", "q8_0", "f16"}) {
-      if (target != "cuda-on-cpu" || type == std::string("q4_0")) cases.emplace_back(target, type);
+      if (target != "cuda-on-cpu" || type == std::string("q4_0")) {
+        cases.emplace_back(target, type, "llama");
+      }
     }
   }
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, InvarianceTest, testing::ValuesIn(TestCases()),
-                         [](const auto& tested) {
-                           std::string name =
-                               std::get<0>(tested.param) + "_" + std::get<1>(tested.param);
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+// Also layers that share K and V, and copies of the stream, which GPUs do not compute.
+std::vector<InvarianceCase> AllCases() {
+  std::vector<InvarianceCase> cases = LevelCases();
+  for (const Target target : SupportedTargets()) {
+    cases.emplace_back(KernelsFor(target)->name, "q8_0", "gemma3n");
+  }
+  return cases;
+}
+
+std::string CaseName(const testing::TestParamInfo<InvarianceCase>& tested) {
+  const auto& [target, type, architecture] = tested.param;
+  std::string name = target + "_" + type + (architecture == "llama" ? "" : "_" + architecture);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, InvarianceTest, testing::ValuesIn(AllCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Targets, LevelInvarianceTest, testing::ValuesIn(LevelCases()), CaseName);
 
 }  // namespace
 }  // namespace withy::engine

@@ -149,8 +149,10 @@ using ProgressFn = std::function<void(double done, std::string_view what)>;
 // What tests and benchmarks look into or compare with; no process sets any of it.
 struct ModelHooks {
   // Receives the residual stream after each layer, [rows, d_model], rows in batch order. Called on
-  // a compute thread, one call at a time. The last layer leaves out rows that want no logits. Only
-  // for batches of one level with at most max_piece_rows rows.
+  // a compute thread, one call at a time. The last layer, and layers that share K and V of earlier
+  // ones, leave out rows that want no logits. Of copies of the stream it is the first, after the
+  // last layer what they are merged to. Only for batches of one level with at most max_piece_rows
+  // rows.
   std::function<void(int32_t layer, std::span<const float> hidden)> layer_tap = {};
   // No part of a layer stays in memory, and the weight budget is buffers for whole layers.
   bool stream_whole_layers = false;

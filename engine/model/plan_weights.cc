@@ -47,7 +47,7 @@ class WeightPlanner {
     for (size_t i = 0; i < tensors.size(); ++i) index_.emplace(tensors[i].name, i);
     AddStages();
     if (!FitsWhole()) {
-      AddEmbedding();
+      AddEmbeddings();
       AddExperts();
     }
     AddFixed();
@@ -79,10 +79,10 @@ class WeightPlanner {
       for (const auto& roles : kStageRoles) {
         StreamStage& stage = plan_.stages.emplace_back();
         stage.layer = layer;
-        if (!index_.contains(TensorName({roles[0], layer}))) continue;  // of experts
         for (size_t i = 0; i < roles.size(); ++i) {
           if (i > 0 && roles[i] == roles[i - 1]) break;
-          if (roles[i] == WeightRole::kGate && !facts_.shape.gated_mlp) continue;
+          // Experts, an MLP without a gate, or shared K and V.
+          if (!index_.contains(TensorName({roles[i], layer}))) continue;
           stage.tensors.push_back(Tensor({roles[i], layer}));
         }
       }
@@ -147,11 +147,19 @@ class WeightPlanner {
   }
 
   // An embedding that is also the head is read whole for every pass.
-  void AddEmbedding() {
+  void AddEmbeddings() {
+    if (index_.contains(TensorName({WeightRole::kHead}))) {
+      AddEmbedding(EmbeddingTable::kTokens, WeightRole::kEmbedding);
+    }
+    if (facts_.shape.has_layer_inputs()) {
+      AddEmbedding(EmbeddingTable::kLayerInputs, WeightRole::kLayerEmbedding);
+    }
+  }
+
+  void AddEmbedding(EmbeddingTable table, WeightRole role) {
     constexpr uint64_t kWorthIt = 4;  // times the buffers
-    if (!index_.contains(TensorName({WeightRole::kHead}))) return;
     StreamedEmbedding embedding;
-    embedding.index = index_.at(TensorName({WeightRole::kEmbedding}));
+    embedding.index = index_.at(TensorName({role}));
     const PackedTensor& tensor = tensors_[embedding.index];
     embedding.file_offset = tensor.file_offset;
     embedding.matrix = tensor.matrix;
@@ -163,7 +171,7 @@ class WeightPlanner {
                         static_cast<uint64_t>(tensor.matrix.n_in) * sizeof(float),
                 kWeightPage);
     if (tensor.matrix.panels() > 1 || tensor.bytes < kWorthIt * embedding.buffer_bytes) return;
-    plan_.embedding = embedding;
+    plan_.embeddings[static_cast<size_t>(table)] = embedding;
     staged_.insert(embedding.index);
   }
 
@@ -302,7 +310,7 @@ class WeightPlanner {
     return absl::InvalidArgumentError(absl::StrFormat(
         "weight_budget_bytes is %d; the model needs at least %d: output head, embedding, norms and "
         "LoRA take %d, buffers for the largest layer %d",
-        options_.budget_bytes, least(), plan_.fixed_bytes + plan_.embedding.buffer_bytes,
+        options_.budget_bytes, least(), plan_.fixed_bytes + plan_.embedding_buffer_bytes(),
         plan_.ring_bytes()));
   }
 
@@ -338,8 +346,9 @@ UnpackedWeights::UnpackedWeights(const PackedLayout& layout) {
   facts.levels = layout.levels.levels;
   facts.lora_rank = layout.levels.lora_rank;
   LevelSpec& full = facts.levels.emplace_back(LevelSpec{.percent = 100});
-  full.layers.assign(static_cast<size_t>(layout.shape.layers),
-                     {layout.shape.heads, layout.shape.d_ff});
+  for (int32_t layer = 0; layer < layout.shape.layers; ++layer) {
+    full.layers.push_back(FullExtent(layout.shape, layer));
+  }
 }
 
 uint64_t LeastWeightBudget(std::span<const PackedTensor> tensors, const ModelFacts& facts) {

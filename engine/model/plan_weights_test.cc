@@ -41,9 +41,10 @@ uint64_t Resident(const WeightPlan& plan) { return plan.fixed_bytes + plan.resid
 
 void ExpectSound(const WeightPlan& plan, uint64_t budget) {
   EXPECT_LE(plan.memory_bytes(), budget);
-  if (plan.embedding.streamed()) {
-    EXPECT_LE(4 * plan.embedding.buffer_bytes,
-              plan.embedding.tile_bytes() * static_cast<uint64_t>(plan.embedding.matrix.tiles()));
+  for (const StreamedEmbedding& embedding : plan.embeddings) {
+    if (!embedding.streamed()) continue;
+    EXPECT_LE(4 * embedding.buffer_bytes,
+              embedding.tile_bytes() * static_cast<uint64_t>(embedding.matrix.tiles()));
   }
   uint64_t resident = 0;
   size_t matrices = 0;

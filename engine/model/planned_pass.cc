@@ -62,7 +62,7 @@ int32_t PlannedPass::AwaitWeights(const std::atomic<bool>* stop) {
   const auto next = static_cast<int32_t>(run_->ops_done());
   const auto ops = static_cast<int32_t>(program_.ops.size());
   const int32_t level = plan_.LevelOf(0);
-  if (next == 0 && stream_->StreamsEmbedding() && !FetchEmbedding(stop)) return 0;
+  if (next == 0 && !FetchEmbeddings(stop)) return 0;
   for (int32_t i = next; i < ops; ++i) {
     const int32_t stage = program_.ops[static_cast<size_t>(i)].Stage();
     if (stage < 0 || !stream_->Needs(stage, level) || stream_->Ready(stage, level)) continue;
@@ -77,12 +77,16 @@ int32_t PlannedPass::AwaitWeights(const std::atomic<bool>* stop) {
   return ProgramRun::kToTheEnd;
 }
 
-bool PlannedPass::FetchEmbedding(const std::atomic<bool>* stop) {
+bool PlannedPass::FetchEmbeddings(const std::atomic<bool>* stop) {
   tokens_.clear();
   for (const PlannedRow& row : plan_.rows()) tokens_.push_back(row.row->token);
-  const absl::StatusOr<bool> arrived = stream_->FetchRows(tokens_, stop);
-  if (!arrived.ok()) status_ = arrived.status();
-  return arrived.ok() && *arrived;
+  for (const EmbeddingTable table : {EmbeddingTable::kTokens, EmbeddingTable::kLayerInputs}) {
+    if (!stream_->StreamsEmbedding(table)) continue;
+    const absl::StatusOr<bool> arrived = stream_->FetchRows(tokens_, stop, table);
+    if (!arrived.ok()) status_ = arrived.status();
+    if (!arrived.ok() || !*arrived) return false;
+  }
+  return true;
 }
 
 int32_t PlannedPass::OpsReady() const {
@@ -91,7 +95,7 @@ int32_t PlannedPass::OpsReady() const {
     if (view.layers_ready == nullptr) continue;
     layers = std::min(layers, view.layers_ready->load(std::memory_order_acquire));
   }
-  if (layers >= static_cast<int32_t>(program_.layer_end.size())) return ProgramRun::kToTheEnd;
+  if (layers >= facts_.shape.kv_layers()) return ProgramRun::kToTheEnd;
   const int32_t begin = layers <= 0 ? 0 : program_.layer_end[static_cast<size_t>(layers) - 1];
   const auto first = std::find_if(program_.ops.begin() + begin, program_.ops.end(),
                                   [](const Op& op) { return op.kind == OpKind::kStoreKv; });

@@ -55,8 +55,8 @@ class PlannedPass {
   int32_t AwaitWeights(const std::atomic<bool>* stop);
   // Whether the last Run of the program failed, which sets status_.
   bool FailedRun();
-  // Whether the embedding's rows of the piece are there; false: as AwaitWeights.
-  bool FetchEmbedding(const std::atomic<bool>* stop);
+  // Whether the streamed embeddings' rows of the piece are there; false: as AwaitWeights.
+  bool FetchEmbeddings(const std::atomic<bool>* stop);
 
   const ModelFacts& facts_;
   const ModelInfo& info_;

@@ -175,6 +175,38 @@ TEST_F(ProgramTest, BehindTheLastKvOnlyWantedRowsGoOn) {
   EXPECT_EQ(Names(program, last)[3], "keep_wanted");
 }
 
+// Layers that share K and V compute rows that want logits, and none where no row does.
+TEST_F(ProgramTest, BehindTheLastKvOfItsOwnALayerHasOnlyQueriesOfWantedRows) {
+  Open({}, "gemma3n");
+  ASSERT_EQ(facts_.shape.kv_layers(), 2);
+  EXPECT_EQ(info_.kv.layers, 2);
+  std::vector<Row> rows = PlainRows(SomeTokens(6, info_.vocab_size));
+  for (Row& row : rows) row.want_logits = row.position == 2 || row.position == 4;
+  const Program& program = Write(BatchOf(rows));
+  EXPECT_THAT(Names(program, 1),
+              ::testing::ElementsAre("predict", "norm", "qkv", "laurel", "store_kv", "keep_wanted",
+                                     "attend", "attention_out", "add_branch", "norm", "gate_up",
+                                     "down", "add_branch", "correct", "add_layer_input"));
+  EXPECT_THAT(Names(program, -1),
+              ::testing::ElementsAre("embed", "layer_inputs", "spread", "merge", "take_logit_rows",
+                                     "head", "finish_logits"));
+  for (const Op& op : program.ops) {
+    if (op.layer != 2) continue;
+    EXPECT_EQ(op.rows, 2) << OpName(op.kind);
+    if (op.kind == OpKind::kQkv) {
+      EXPECT_EQ(op.queries, 2);
+      EXPECT_EQ(op.first_query, 0);
+      EXPECT_EQ(op.weight_count, 1);
+    }
+    if (op.kind == OpKind::kStoreKv || op.kind == OpKind::kAttend) {
+      EXPECT_EQ(op.kv_layer, 1);
+    }
+  }
+  for (Row& row : rows) row.want_logits = false;
+  EXPECT_THAT(Names(Write(BatchOf(rows)), 2), ::testing::IsEmpty());
+  EXPECT_EQ(program_.layer_end.size(), 3u);
+}
+
 TEST_F(ProgramTest, TreeRowsGatherTheirTails) {
   Open();
   const std::vector<int32_t> ancestors = {20};

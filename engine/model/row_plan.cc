@@ -14,6 +14,7 @@ void RowExtents::Clear() {
 void RowPlan::Plan(const Batch& batch, const ModelFacts& facts, int32_t begin, int32_t end,
                    int32_t first_logits) {
   layers_ = facts.shape.layers;
+  last_kv_layer_ = facts.shape.kv_layers() - 1;
   hidden_ = batch.hidden;
   PlanPiece(batch, facts.full_level(), begin, end, first_logits, &rows_);
   wanted_.clear();
@@ -51,8 +52,12 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
     extents.Clear();
     for (const PlannedRow& planned : rows_) add(&extents, layer, planned);
   }
-  wanted_extents_.Clear();
-  for (const int32_t i : wanted_) add(&wanted_extents_, layers_ - 1, row(i));
+  wanted_extents_.resize(static_cast<size_t>(layers_));
+  for (int32_t layer = last_kv_layer_; layer < layers_; ++layer) {
+    RowExtents& extents = wanted_extents_[static_cast<size_t>(layer)];
+    extents.Clear();
+    for (const int32_t i : wanted_) add(&extents, layer, row(i));
+  }
 }
 
 void RowPlan::PlanShares(const ModelFacts& facts) {
@@ -69,9 +74,13 @@ void RowPlan::PlanShares(const ModelFacts& facts) {
     for (size_t level = 0; level < facts.levels.size(); ++level) {
       if (rows[level] == 0) continue;
       const LayerExtent& extent = facts.Extent(static_cast<int32_t>(level), layer);
-      const double kv = 2.0 * s.head_dim * s.kv_heads_of(extent.heads);
-      const double rest = LayerParameters(s, extent) - kv + (IsLast(layer) ? head : 0);
-      work += rows[level] * (kv + kNorms) + (IsLast(layer) ? wanted[level] : rows[level]) * rest;
+      const bool own_kv = s.KvSourceOf(layer) == layer;
+      const double all_kv = 2.0 * s.head_dim * s.kv_heads_of(extent.heads);
+      const double kv = own_kv ? all_kv : 0;
+      const double rest = LayerParameters(s, extent) - all_kv + (IsLast(layer) ? head : 0);
+      const double before = own_kv ? rows[level] : wanted[level];
+      const double after = OnlyWantedAfterKv(layer) ? wanted[level] : rows[level];
+      work += before * (kv + kNorms) + after * rest;
     }
     share_before_.push_back(work);
   }

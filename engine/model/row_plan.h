@@ -47,22 +47,32 @@ class RowPlan {
   // True if some row attends with fewer heads than its level has.
   bool narrowed() const { return narrowed_; }
 
-  // Number of rows that continue once a layer's K and V are stored: in the last layer the wanted
-  // rows, in other layers all.
-  int32_t RowsAfterKv(int32_t layer) const {
-    return IsLast(layer) ? static_cast<int32_t>(wanted_.size()) : count();
+  // Number of rows that begin a layer, and of those that continue once its K and V are stored. Once
+  // the last K and V are, only wanted rows continue: in the last layer, and in all layers that
+  // share K and V of earlier ones.
+  int32_t RowsBeforeKv(int32_t layer) const { return RowsIf(layer > last_kv_layer_); }
+  int32_t RowsAfterKv(int32_t layer) const { return RowsIf(OnlyWantedAfterKv(layer)); }
+  bool OnlyWantedAfterKv(int32_t layer) const { return layer >= last_kv_layer_; }
+  // Whether rows end with a layer's K and V.
+  bool KeepsWanted(int32_t layer) const {
+    return layer == last_kv_layer_ && RowsAfterKv(layer) < count();
   }
   // Null if uniform().
   const RowExtents* Extents(int32_t layer) const {
     return uniform_ ? nullptr : &extents_[static_cast<size_t>(layer)];
   }
   const RowExtents* ExtentsAfterKv(int32_t layer) const {
-    return uniform_ ? nullptr : IsLast(layer) ? &wanted_extents_ : Extents(layer);
+    if (uniform_) return nullptr;
+    return OnlyWantedAfterKv(layer) ? &wanted_extents_[static_cast<size_t>(layer)] : Extents(layer);
   }
-  // Level of row i. After the last layer's K and V, i counts wanted rows only.
+  // Those of the rows that begin the layer.
+  const RowExtents* ExtentsBeforeKv(int32_t layer) const {
+    return layer > last_kv_layer_ ? ExtentsAfterKv(layer) : Extents(layer);
+  }
+  // Level of row i. After the last K and V, i counts wanted rows only.
   int32_t LevelOf(int32_t i) const { return row(i).level; }
   int32_t LevelAfterKv(int32_t layer, int32_t i) const {
-    return row(IsLast(layer) ? wanted_[static_cast<size_t>(i)] : i).level;
+    return row(OnlyWantedAfterKv(layer) ? wanted_[static_cast<size_t>(i)] : i).level;
   }
   // Whether some row computes a layer's attention or its MLP; a level may leave either out.
   bool ComputesAttention(int32_t layer) const;
@@ -74,10 +84,14 @@ class RowPlan {
 
  private:
   bool IsLast(int32_t layer) const { return layer + 1 == layers_; }
+  int32_t RowsIf(bool only_wanted) const {
+    return only_wanted ? static_cast<int32_t>(wanted_.size()) : count();
+  }
   void PlanExtents(const ModelFacts& facts);
   void PlanShares(const ModelFacts& facts);
 
   int32_t layers_ = 0;
+  int32_t last_kv_layer_ = 0;
   std::vector<PlannedRow> rows_;
   std::vector<int32_t> wanted_;
   int32_t tail_blocks_ = 0;
@@ -85,9 +99,9 @@ class RowPlan {
   bool hidden_ = false;
   bool uniform_ = true;
   bool narrowed_ = false;
-  std::vector<RowExtents> extents_;   // [layer]
-  RowExtents wanted_extents_;         // of the wanted rows in the last layer
-  std::vector<double> share_before_;  // [layer + 1]
+  std::vector<RowExtents> extents_;         // [layer]
+  std::vector<RowExtents> wanted_extents_;  // [layer], of the wanted rows, where only they continue
+  std::vector<double> share_before_;        // [layer + 1]
 };
 
 }  // namespace withy::engine

@@ -107,7 +107,7 @@ TEST_F(StreamingTest, GivesTheBitsOfResidentWeightsAtEveryLevelAndBudget) {
     const WeightStreamStats stats = model->weight_stats();
     EXPECT_TRUE(stats.streams());
     EXPECT_LE(stats.resident_bytes + stats.buffer_bytes, stats.budget_bytes);
-    EXPECT_EQ(PlanOf(*model).embedding.streamed(), true);
+    EXPECT_EQ(PlanOf(*model).embeddings[0].streamed(), true);
     for (int round = 0; round < 3; ++round) {
       for (const int32_t level : {-1, 0, 1, -1}) {
         EXPECT_EQ(Logits(*model, Rows(level)), Logits(*resident_, Rows(level)))
@@ -324,7 +324,7 @@ TEST_F(StreamingTest, AWaitEndsWhenItsCallerHasLeft) {
 }
 
 TEST(StreamedArchitectureTest, GivesTheBitsOfResidentWeights) {
-  for (const std::string architecture : {"gemma3", "phi3", "gpt2"}) {
+  for (const std::string architecture : {"gemma3", "gemma3n", "phi3", "gpt2"}) {
     SynthShape shape = TinyShape();
     shape.architecture = architecture;
     shape.layers = 6;

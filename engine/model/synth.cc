@@ -112,6 +112,10 @@ const std::vector<SynthShape>& Shapes() {
   return *shapes;
 }
 
+// Of architectures that have them.
+constexpr int32_t kSynthStreams = 4;
+constexpr int32_t kSynthLayerWidth = 32;
+
 struct NamedType {
   std::string_view name;
   GgmlType type;
@@ -246,11 +250,73 @@ class Synthesizer {
       writer_.Set<float>(a + ".residual_scale", 0.5f);
       writer_.Set<float>(a + ".logit_scale", 2.0f);
     }
+    AddLayerKinds();
     if (shape_.byte_level_bpe) {
       AddByteLevelVocab(shape_.vocab_size, &writer_);
     } else {
       AddSentencePieceVocab(shape_.vocab_size, &writer_);
     }
+  }
+
+  // A third of the layers has gates that are cut off, another shares K and V; every second one has
+  // the window, if there is one.
+  void AddLayerKinds() {
+    const std::string prefix = shape_.architecture + ".";
+    const auto third = static_cast<uint32_t>(shape_.layers / 3);
+    if (architecture_->shares_kv) {
+      writer_.Set<uint32_t>(prefix + "attention.shared_kv_layers", third);
+      writer_.Set<uint32_t>(prefix + "attention.sliding_window_pattern", 2);
+    }
+    if (architecture_->gate_cuts) {
+      std::vector<float> cuts(static_cast<size_t>(shape_.layers), ModelShape::kNoCut);
+      std::fill_n(cuts.begin(), third, 1.0f);
+      writer_.SetArray<float>(prefix + "activation_sparsity_scale", cuts);
+    }
+    if (architecture_->alternating_updates) {
+      writer_.Set<uint32_t>(prefix + "altup.num_inputs", kSynthStreams);
+      writer_.Set<uint32_t>(prefix + "altup.active_idx", 0);
+    }
+    if (architecture_->layer_inputs) {
+      writer_.Set<uint32_t>(prefix + "embedding_length_per_layer_input", kSynthLayerWidth);
+    }
+  }
+
+  // What models with copies of the stream and inputs of each layer have once.
+  void BesideLayers() {
+    const SynthShape& s = shape_;
+    if (architecture_->alternating_updates) {
+      for (const char* name : {"altup_proj.weight", "altup_unembd_proj.weight"}) {
+        Tensor(name, type_, {s.d_model, s.d_model, kSynthStreams - 1}, 1.0f);
+      }
+    }
+    if (!architecture_->layer_inputs) return;
+    const int32_t width = s.layers * kSynthLayerWidth;
+    Matrix("per_layer_token_embd", s.vocab_size, width, std::sqrt(static_cast<float>(width)));
+    Matrix("per_layer_model_proj", width, s.d_model, 1.0f);
+    Vector("per_layer_proj_norm.weight", kSynthLayerWidth, 1.0f);
+  }
+
+  // And what each layer has beside attention.
+  void BesideAttention(const std::string& blk) {
+    const SynthShape& s = shape_;
+    if (architecture_->alternating_updates) {
+      const int32_t n = kSynthStreams;
+      Vector(blk + "altup_router_norm.weight", s.d_model, 1.0f);
+      Tensor(blk + "altup_router.weight", GgmlType::kF32, {s.d_model, n},
+             std::sqrt(static_cast<float>(s.d_model)));
+      Tensor(blk + "altup_predict_coef.weight", GgmlType::kF32, {n, n * n}, 0.3f);
+      Tensor(blk + "altup_correct_coef.weight", GgmlType::kF32, {n, n}, 0.3f);
+      Vector(blk + "altup_correct_scale.weight", s.d_model, 1.0f);
+    }
+    if (architecture_->laurel_rank > 0) {
+      Matrix(blk + "laurel_l", architecture_->laurel_rank, s.d_model, 1.0f);
+      Matrix(blk + "laurel_r", s.d_model, architecture_->laurel_rank, 1.0f);
+      Vector(blk + "laurel_post_norm.weight", s.d_model, 1.0f);
+    }
+    if (!architecture_->layer_inputs) return;
+    Matrix(blk + "inp_gate", kSynthLayerWidth, s.d_model, 1.0f);
+    Matrix(blk + "proj", s.d_model, kSynthLayerWidth, 1.0f);
+    Vector(blk + "post_norm.weight", s.d_model, 1.0f);
   }
 
   void AddTensors() {
@@ -265,6 +331,7 @@ class Synthesizer {
       Matrix("position_embd", s.context_length, s.d_model,
              0.2f * std::sqrt(static_cast<float>(s.d_model)));
     }
+    BesideLayers();
     Norm("output_norm");
     if (s.llama3_rope) RopeFactors();
     for (int32_t layer = 0; layer < s.layers; ++layer) {
@@ -285,6 +352,7 @@ class Synthesizer {
         Vector(blk + "attn_k_norm.weight", whole ? kv_rows : s.head_dim, 1.0f);
       }
       Norms(blk + std::string(architecture_->ffn_norm), blk + "post_ffw_norm.weight");
+      BesideAttention(blk);
       if (architecture_->attention_sinks) Vector(blk + "attn_sinks.weight", s.heads, 1.0f);
       if (architecture_->product_biases) Vector(blk + "attn_output.bias", s.d_model, 0.0f);
       if (architecture_->experts) {

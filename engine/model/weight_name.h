@@ -17,6 +17,11 @@ enum class WeightRole : uint8_t {
   kPositions,   // [context_length, d_model]; only of learned positions
   kOutputNorm,  // [d_model]
   kOutputNormBias,
+  kSpread,               // [(streams - 1) * d_model, d_model]; of copies of the stream
+  kMerge,                // [(streams - 1) * d_model, d_model], a matrix of each copy
+  kLayerEmbedding,       // [vocab, layers * layer_width]; of inputs of each layer
+  kLayerProjection,      // [layers * layer_width, d_model]
+  kLayerProjectionNorm,  // [layer_width]
   kRopeFrequencies,
   kLongRopeFrequencies,  // only of LongRoPE
   // Per layer. Operations name norms and biases only if the model has them.
@@ -32,6 +37,19 @@ enum class WeightRole : uint8_t {
   kKBias,  // [kv_rows]
   kVBias,
   kAttnSinks,  // [heads] in packed order
+  // Of copies of the stream.
+  kStreamRouterNorm,  // [d_model]
+  kStreamRouter,      // [streams, d_model], as a vector
+  kStreamPredict,     // [streams * streams, streams], as a vector
+  kStreamCorrect,     // [streams, streams], as a vector
+  kStreamScale,       // [d_model], of the corrected stream that inputs of layers are gated by
+  kLaurelLeft,        // [laurel_rank, d_model]
+  kLaurelRight,       // [d_model, laurel_rank]
+  kLaurelNorm,        // [d_model], of what the two give
+  // Of inputs of each layer.
+  kLayerGate,  // [layer_width, d_model]
+  kLayerOut,   // [d_model, layer_width]
+  kLayerNorm,  // [d_model], of what it gives
   // Of a mixture of experts, whose matrices lie one below the other.
   kRouter,           // [experts, d_model]
   kGateExperts,      // [experts * expert_neurons, d_model]
@@ -52,7 +70,7 @@ enum class WeightRole : uint8_t {
   kUp,               // [d_ff, d_model]
   kDown,             // [d_model, d_ff]
 };
-inline constexpr int kWeightRoles = 37;
+inline constexpr int kWeightRoles = 53;
 
 struct WeightName {
   WeightRole role = WeightRole::kEmbedding;

@@ -99,6 +99,7 @@ class Planner {
           Matrix("position_embd", ".weight", s.context_length, s.d_model, s.d_model));
     }
     WITHY_RETURN_IF_ERROR(NormOf("output_norm"));
+    WITHY_RETURN_IF_ERROR(PlanBesideLayers());
     PlanFrequencies("rope_frequencies", s.rope_frequencies);
     if (!s.long_rope_frequencies.empty()) {
       PlanFrequencies(kLongRopeVector, s.long_rope_frequencies);
@@ -129,9 +130,11 @@ class Planner {
     offset_ = RoundUp(offset_, kPackedPage);
     WITHY_RETURN_IF_ERROR(
         PlanNorms(name("attn"), name("attn_norm.weight"), name("post_attention_norm")));
+    const bool own_kv = s.KvSourceOf(layer) == layer;
+    if (!own_kv) PassOver({name("attn_k"), name("attn_v"), name("attn_k_norm")});
     if (s.qk_norm == QkNorm::kHeads) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.head_dim));
-      WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
+      if (own_kv) WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.head_dim));
     } else if (s.qk_norm == QkNorm::kWhole) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_q_norm"), ".weight", s.q_rows(), q_rows));
       WITHY_RETURN_IF_ERROR(Vector(name("attn_k_norm"), ".weight", s.kv_rows()));
@@ -144,28 +147,75 @@ class Planner {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_sinks"), ".weight", s.heads,
                                    rank_major ? heads : std::vector<int32_t>()));
     }
-    WITHY_RETURN_IF_ERROR(PlanQkv(name("attn_"), q_rows));
+    WITHY_RETURN_IF_ERROR(PlanQkv(name("attn_"), q_rows, own_kv));
     WITHY_RETURN_IF_ERROR(Matrix(name("attn_output"), ".weight", s.d_model, s.q_rows(),
                                  PanelInputs(unit), {}, o_blocks));
     if (s.product_biases) {
       WITHY_RETURN_IF_ERROR(Vector(name("attn_output"), ".bias", s.d_model));
     }
+    WITHY_RETURN_IF_ERROR(PlanBesideAttention(name("")));
     if (s.experts > 0) return PlanExperts(name("ffn_"));
+    const int32_t neurons = s.NeuronsOf(layer);
     if (s.product_biases) {
-      WITHY_RETURN_IF_ERROR(Vector(name("ffn_up"), ".bias", s.d_ff));
+      WITHY_RETURN_IF_ERROR(Vector(name("ffn_up"), ".bias", neurons));
       WITHY_RETURN_IF_ERROR(Vector(name("ffn_down"), ".bias", s.d_model));
     }
     if (s.fused_gate_up) {
       const std::string fused = name("ffn_up.weight");
-      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, 0, name("ffn_gate"), s.d_ff));
-      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * s.d_ff, s.d_ff, name("ffn_up"), s.d_ff));
+      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * neurons, 0, name("ffn_gate"), neurons));
+      WITHY_RETURN_IF_ERROR(PartOf(fused, 2 * neurons, neurons, name("ffn_up"), neurons));
     } else {
       if (s.gated_mlp) {
-        WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", s.d_ff, s.d_model, s.d_model));
+        WITHY_RETURN_IF_ERROR(Matrix(name("ffn_gate"), ".weight", neurons, s.d_model, s.d_model));
       }
-      WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", s.d_ff, s.d_model, s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix(name("ffn_up"), ".weight", neurons, s.d_model, s.d_model));
     }
-    return Matrix(name("ffn_down"), ".weight", s.d_model, s.d_ff, NeuronPanel(s.d_ff));
+    return Matrix(name("ffn_down"), ".weight", s.d_model, neurons, NeuronPanel(neurons));
+  }
+
+  // What models with copies of the stream or with inputs of each layer have once.
+  absl::Status PlanBesideLayers() {
+    const ModelShape& s = layout_.shape;
+    if (s.streams > 1) {
+      WITHY_RETURN_IF_ERROR(Stack("altup_proj", s.streams - 1, s.d_model, s.d_model, "copies"));
+      WITHY_RETURN_IF_ERROR(
+          Stack("altup_unembd_proj", s.streams - 1, s.d_model, s.d_model, "copies"));
+    }
+    if (!s.has_layer_inputs()) return absl::OkStatus();
+    const int32_t width = s.layer_inputs_width();
+    WITHY_RETURN_IF_ERROR(Matrix("per_layer_token_embd", ".weight", s.vocab_size, width, width));
+    WITHY_RETURN_IF_ERROR(Matrix("per_layer_model_proj", ".weight", width, s.d_model, s.d_model));
+    return Vector("per_layer_proj_norm", ".weight", s.layer_width);
+  }
+
+  // What their layers, and those with LAuReL, have more than others.
+  absl::Status PlanBesideAttention(const std::string& blk) {
+    const ModelShape& s = layout_.shape;
+    if (s.streams > 1) {
+      const int32_t n = s.streams;
+      WITHY_RETURN_IF_ERROR(Vector(blk + "altup_router_norm", ".weight", s.d_model));
+      WITHY_RETURN_IF_ERROR(Rows(blk + "altup_router", n, s.d_model));
+      WITHY_RETURN_IF_ERROR(Rows(blk + "altup_predict_coef", n * n, n));
+      WITHY_RETURN_IF_ERROR(Rows(blk + "altup_correct_coef", n, n));
+      WITHY_RETURN_IF_ERROR(Vector(blk + "altup_correct_scale", ".weight", s.d_model));
+    }
+    if (s.laurel_rank > 0) {
+      const int32_t rank = s.laurel_rank;
+      WITHY_RETURN_IF_ERROR(Vector(blk + "laurel_post_norm", ".weight", s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix(blk + "laurel_l", ".weight", rank, s.d_model, s.d_model));
+      WITHY_RETURN_IF_ERROR(Matrix(blk + "laurel_r", ".weight", s.d_model, rank, rank));
+    }
+    if (!s.has_layer_inputs()) return absl::OkStatus();
+    const int32_t width = s.layer_width;
+    WITHY_RETURN_IF_ERROR(Vector(blk + "post_norm", ".weight", s.d_model));
+    WITHY_RETURN_IF_ERROR(Matrix(blk + "inp_gate", ".weight", width, s.d_model, s.d_model));
+    return Matrix(blk + "proj", ".weight", s.d_model, width, width);
+  }
+
+  // A small matrix, packed as one vector.
+  absl::Status Rows(const std::string& name, int32_t rows, int32_t cols) {
+    WITHY_ASSIGN_OR_RETURN(const TensorInfo* source, Source(name + ".weight", rows, cols));
+    return VectorOf(*source, name, rows * cols, {});
   }
 
   // The router, and the matrices of all experts one below the other, each in whole tiles.
@@ -185,14 +235,19 @@ class Planner {
 
   // The tensor's dimensions are [experts, rows, cols].
   absl::Status Experts(const std::string& name, int32_t rows, int32_t cols) {
-    const int32_t experts = layout_.shape.experts;
-    WITHY_RETURN_IF_ERROR(Matrix(name, ".weight", experts * rows, cols, cols));
+    return Stack(name, layout_.shape.experts, rows, cols, "experts");
+  }
+
+  // Matrices that a tensor of the dimensions [count, rows, cols] holds, one below the other.
+  absl::Status Stack(const std::string& name, int32_t count, int32_t rows, int32_t cols,
+                     std::string_view what) {
+    WITHY_RETURN_IF_ERROR(Matrix(name, ".weight", count * rows, cols, cols));
     const TensorInfo& tensor = *layout_.items.back().source;
-    if (tensor.dims.size() == 3 && tensor.dims[2] == experts) return absl::OkStatus();
+    if (tensor.dims.size() == 3 && tensor.dims[2] == count) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat(file_.path(), ": tensor ", tensor.name, " has ", tensor.dims.size(),
                      " dimensions, the last of ", tensor.dims.back(),
-                     "; the metadata asks for three, the last of ", experts, " experts"));
+                     "; the metadata asks for three, the last of ", count, " ", ToAbsl(what)));
   }
 
   // The tensor's dimensions are [experts, outputs]; as one vector.
@@ -241,18 +296,24 @@ class Planner {
   }
 
   // K, V and Q, of tensors of their own or of one that holds the rows of Q, K and V.
-  absl::Status PlanQkv(const std::string& prefix, const std::vector<int32_t>& q_order) {
+  // `own_kv`: false: only Q.
+  absl::Status PlanQkv(const std::string& prefix, const std::vector<int32_t>& q_order,
+                       bool own_kv) {
     const ModelShape& s = layout_.shape;
     const std::string fused = prefix + "qkv.weight";
     const int32_t q = s.q_rows();
     const int32_t kv = s.kv_rows();
     if (file_.FindTensor(fused) == nullptr && file_.FindTensor(prefix + "qkv.bias") == nullptr) {
-      WITHY_RETURN_IF_ERROR(Matrix(prefix + "k", ".weight", kv, s.d_model, s.d_model));
-      WITHY_RETURN_IF_ERROR(Matrix(prefix + "v", ".weight", kv, s.d_model, s.d_model));
+      if (own_kv) {
+        WITHY_RETURN_IF_ERROR(Matrix(prefix + "k", ".weight", kv, s.d_model, s.d_model));
+        WITHY_RETURN_IF_ERROR(Matrix(prefix + "v", ".weight", kv, s.d_model, s.d_model));
+      }
       return Matrix(prefix + "q", ".weight", q, s.d_model, s.d_model, q_order);
     }
-    WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q, prefix + "k", kv));
-    WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q + kv, prefix + "v", kv));
+    if (own_kv) {
+      WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q, prefix + "k", kv));
+      WITHY_RETURN_IF_ERROR(PartOf(fused, q + 2 * kv, q + kv, prefix + "v", kv));
+    }
     return PartOf(fused, q + 2 * kv, 0, prefix + "q", q, q_order);
   }
 
@@ -281,7 +342,7 @@ class Planner {
     if (rank == 0) return absl::OkStatus();
     for (int32_t layer = 0; layer < s.layers; ++layer) {
       const LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
-      if (extent == LayerExtent{s.heads, s.d_ff}) continue;
+      if (extent == FullExtent(s, layer)) continue;
       for (int i = 0; i < kLoraParts; ++i) {
         const auto part = static_cast<LoraPart>(i);
         const std::string name = LoraName(level.percent, layer, part);
@@ -395,6 +456,11 @@ class Planner {
       return absl::OkStatus();
     }
     return Vector(name, ".bias", n, std::move(order));
+  }
+
+  // Files have these weights, which nothing computes with.
+  void PassOver(std::initializer_list<std::string> names) {
+    for (const std::string& name : names) used_.insert(name + ".weight");
   }
 
   // Ignoring an unused tensor would change the model's function and give wrong answers.

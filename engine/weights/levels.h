@@ -24,9 +24,14 @@ inline constexpr int32_t kMaxLoraRank = 64;
 // anyway, so that the context can continue at another level.
 struct LayerExtent {
   int32_t heads = 0;    // a multiple of ModelShape::query_heads_per_unit, up to the model's heads
-  int32_t neurons = 0;  // a multiple of the panel of ffn_down, or d_ff
+  int32_t neurons = 0;  // a multiple of the panel of ffn_down, or all of the layer
   friend bool operator==(const LayerExtent&, const LayerExtent&) = default;
 };
+
+// All of a layer.
+inline LayerExtent FullExtent(const ModelShape& shape, int32_t layer) {
+  return {shape.heads, shape.NeuronsOf(layer)};
+}
 
 // A level below the full model, layer by layer.
 struct LevelSpec {

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "engine/weights/architecture/layer_reader.h"
 #include "engine/weights/architecture/rope_reader.h"
 #include "engine/weights/architecture/shape_keys.h"
 
@@ -46,7 +47,8 @@ class ShapeReader {
     }
     note(RefuseVision());
     // RoPE turns the elements of a head, whose size needs the model's width.
-    if (note(ReadSizes()) && note(ReadHeads()) && note(ReadWindows()) && note(ReadScales())) {
+    if (note(ReadSizes()) && note(ReadHeads()) && note(ReadWindows()) && note(ReadScales()) &&
+        note(ReadLayerKinds(keys_, *architecture_, &shape_))) {
       if (architecture_->experts) note(ReadExperts());
       note(ReadRope(keys_, *architecture_, &shape_));
       ForgetWindowsThatHideNothing();
@@ -92,6 +94,7 @@ class ShapeReader {
     shape_.activation = architecture_->activation;
     shape_.fused_gate_up = architecture_->fused_gate_up;
     shape_.attention_sinks = architecture_->attention_sinks;
+    shape_.v_norm = architecture_->v_norm;
     return absl::OkStatus();
   }
 
@@ -170,7 +173,7 @@ class ShapeReader {
   absl::Status ReadSizes() {
     WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("block_count"), kMaxLayers, 0, &shape_.layers));
     WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("embedding_length"), kMaxWidth, 0, &shape_.d_model));
-    WITHY_RETURN_IF_ERROR(ReadCount(keys_.Key("feed_forward_length"), kMaxWidth, 0, &shape_.d_ff));
+    WITHY_RETURN_IF_ERROR(ReadNeurons(keys_, *architecture_, kMaxWidth, &shape_));
     WITHY_RETURN_IF_ERROR(
         ReadCount(keys_.Key("context_length"), kMaxContext, 0, &shape_.context_length));
     WITHY_RETURN_IF_ERROR(RequireContext(keys_.Key("context_length"), shape_.context_length));
@@ -184,9 +187,6 @@ class ShapeReader {
     shape_.rms_epsilon = static_cast<float>(epsilon);
     if (shape_.d_model % 32 != 0) {
       return keys_.Wrong(keys_.Key("embedding_length"), shape_.d_model, "a multiple of 32");
-    }
-    if (shape_.d_ff % 32 != 0) {
-      return keys_.Wrong(keys_.Key("feed_forward_length"), shape_.d_ff, "a multiple of 32");
     }
     return absl::OkStatus();
   }
@@ -262,6 +262,7 @@ class ShapeReader {
     if (architecture_->scales_embeddings) {
       shape_.embedding_scale = std::sqrt(static_cast<float>(shape_.d_model));
     }
+    shape_.attention_scale = architecture_->attention_scale;
     if (architecture_->layers_scaled_by_width == shape_.layers) {
       const int32_t width = std::max(1, shape_.d_model / shape_.heads);
       shape_.attention_scale = 1.0f / std::sqrt(static_cast<float>(width));
@@ -372,6 +373,13 @@ std::string BeyondLlama(const ModelShape& s) {
   add(s.attention_cap > 0.0f || s.logit_cap > 0.0f, "soft-caps");
   add(!s.windows.empty(), "sliding windows");
   add(s.attention_sinks, "attention sinks");
+  add(s.v_norm, "norms of V");
+  add(!s.kv_sources.empty(), "shared K and V");
+  add(!s.layer_neurons.empty(), "layers of several widths");
+  add(!s.gate_cuts.empty(), "gates that are cut off");
+  add(s.streams > 1, "copies of the residual stream");
+  add(s.laurel_rank > 0, "a branch beside attention");
+  add(s.has_layer_inputs(), "inputs of each layer");
   return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,9 @@ struct ModelShape {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t d_ff = 0;  // neurons that a row computes: with experts experts_used * expert_neurons
+  // Neurons that a row computes: with experts experts_used * expert_neurons, of layers of several
+  // widths the most.
+  int32_t d_ff = 0;
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   float rms_epsilon = 0.0f;  // of all norms
@@ -52,6 +55,28 @@ struct ModelShape {
   Activation activation = Activation::kSilu;
   bool fused_gate_up = false;
   bool attention_sinks = false;
+  bool v_norm = false;
+  // Neurons of each layer; empty: all have d_ff.
+  std::vector<int32_t> layer_neurons = {};
+  // Layer whose K and V a layer attends to: its own, or one that is before it and has as much of a
+  // window. Layers without K and V of their own are the last ones. Empty: all have their own.
+  std::vector<int32_t> kv_sources = {};
+  // Before its activation, an element x of a layer's gate becomes max(0, x - (mean + cut *
+  // deviation)) of the row's elements; kNoCut: it stays. Empty: all stay.
+  std::vector<float> gate_cuts = {};
+  static constexpr float kNoCut = -std::numeric_limits<float>::infinity();
+  // AltUp: so many copies of the residual stream. A layer computes from the first; all of them
+  // follow, by factors that the layer finds for each row. Source: Baykal et al., "Alternating
+  // Updates for Efficient Transformers", section 3; factors by a router are Gemma 3n's. 1: none.
+  int32_t streams = 1;
+  // LAuReL: what a layer's attention reads also goes through two matrices of this rank, and the
+  // stream becomes the sum of both branches / sqrt(2). Source: Menghani et al., "LAuReL: Learned
+  // Augmented Residual Layer", the low-rank version (LAuReL-LR). 0: none.
+  int32_t laurel_rank = 0;
+  // Numbers of a layer's own input, which are made of the token's row of a second embedding and of
+  // the first stream before the layers; what the layer makes of them is added to all streams but
+  // the first. 0: none.
+  int32_t layer_width = 0;
   // Mixture of experts: the MLP is `experts` MLPs of expert_neurons neurons each, of which a router
   // chooses experts_used for each row. Their weights are a softmax, over the chosen ones if
   // normed_expert_weights, else over all, times expert_weight_scale. 0: the MLP is one.
@@ -73,6 +98,24 @@ struct ModelShape {
   // Which frequencies a layer has: 0 the first, 1 the second, kNoRope none. Empty: all the first.
   std::vector<int8_t> ropes = {};
   static constexpr int8_t kNoRope = -1;
+
+  int32_t NeuronsOf(int32_t layer) const {
+    return layer_neurons.empty() ? d_ff : layer_neurons[static_cast<size_t>(layer)];
+  }
+  float GateCutOf(int32_t layer) const {
+    return gate_cuts.empty() ? kNoCut : gate_cuts[static_cast<size_t>(layer)];
+  }
+  int32_t KvSourceOf(int32_t layer) const {
+    return kv_sources.empty() ? layer : kv_sources[static_cast<size_t>(layer)];
+  }
+  // Layers with K and V of their own: [0, kv_layers()). KV blocks are only theirs.
+  int32_t kv_layers() const {
+    int32_t own = layers;
+    while (own > 1 && KvSourceOf(own - 1) != own - 1) --own;
+    return own;
+  }
+  bool has_layer_inputs() const { return layer_width > 0; }
+  int32_t layer_inputs_width() const { return layers * layer_width; }
 
   int32_t WindowOf(int32_t layer) const {
     return windows.empty() ? 0 : windows[static_cast<size_t>(layer)];

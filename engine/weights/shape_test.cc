@@ -500,6 +500,100 @@ TEST(ShapeTest, Gpt2HasLearnedPositionsAndItsOwnKeyOfEpsilon) {
               HasSubstr("gpt2.attention.layer_norm_epsilon"));
 }
 
+// Six layers, of which the last two share K and V.
+absl::StatusOr<ModelShape> Gemma3nWith(const std::function<void(GgufWriter&)>& change) {
+  return ShapeOf("gemma3n", [&](GgufWriter& w) {
+    constexpr float kNone = ModelShape::kNoCut;
+    w.Set<uint32_t>("gemma3n.attention.sliding_window", 64);
+    w.SetArray<uint32_t>("gemma3n.attention.sliding_window_pattern",
+                         std::vector<uint32_t>{1, 0, 1, 1, 0, 1});
+    w.Set<uint32_t>("gemma3n.attention.shared_kv_layers", 2);
+    w.SetArray<float>("gemma3n.activation_sparsity_scale",
+                      std::vector<float>{1.5f, 0.25f, kNone, kNone, kNone, kNone});
+    w.Set<uint32_t>("gemma3n.altup.num_inputs", 4);
+    w.Set<uint32_t>("gemma3n.altup.active_idx", 0);
+    w.Set<uint32_t>("gemma3n.embedding_length_per_layer_input", 96);
+    change(w);
+  });
+}
+
+TEST(ShapeTest, Gemma3nSaysHowLayersDiffer) {
+  const auto plain = Gemma3nWith([](GgufWriter&) {});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->kv_sources, (std::vector<int32_t>{0, 1, 2, 3, 1, 3}));
+  EXPECT_EQ(plain->kv_layers(), 4);
+  EXPECT_EQ(plain->GateCutOf(1), 0.25f);
+  EXPECT_EQ(plain->GateCutOf(2), ModelShape::kNoCut);
+  EXPECT_EQ(plain->streams, 4);
+  EXPECT_EQ(plain->laurel_rank, 64);
+  EXPECT_EQ(plain->layer_width, 96);
+  EXPECT_EQ(plain->attention_scale, 1.0f);
+  EXPECT_EQ(plain->logit_cap, 30.0f);
+  EXPECT_TRUE(plain->layer_neurons.empty());
+  EXPECT_THAT(BeyondLlama(*plain), HasSubstr("norms of V, shared K and V, gates that are cut off"));
+  const auto widths = Gemma3nWith([](GgufWriter& w) {
+    w.SetArray<uint32_t>("gemma3n.feed_forward_length",
+                         std::vector<uint32_t>{64, 96, 64, 64, 64, 32});
+  });
+  ASSERT_TRUE(widths.ok()) << widths.status();
+  EXPECT_EQ(widths->d_ff, 96);
+  EXPECT_EQ(widths->NeuronsOf(5), 32);
+  const auto as_float =
+      Gemma3nWith([](GgufWriter& w) { w.Set<float>("gemma3n.attention.shared_kv_layers", 2.0f); });
+  ASSERT_TRUE(as_float.ok()) << as_float.status();
+  EXPECT_EQ(as_float->kv_layers(), 4);
+  const auto none = Gemma3nWith([](GgufWriter& w) {
+    w.Set<uint32_t>("gemma3n.attention.shared_kv_layers", 0);
+    w.SetArray<float>("gemma3n.activation_sparsity_scale",
+                      std::vector<float>(6, ModelShape::kNoCut));
+  });
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->kv_layers(), 6);
+  EXPECT_TRUE(none->gate_cuts.empty());
+}
+
+TEST(ShapeTest, WhatGemma3nLacksOrCannotHaveIsNamed) {
+  const auto refusal = [](const std::function<void(GgufWriter&)>& change) {
+    return std::string(Gemma3nWith(change).status().message());
+  };
+  EXPECT_THAT(
+      refusal([](GgufWriter& w) { w.Set<uint32_t>("gemma3n.attention.shared_kv_layers", 5); }),
+      HasSubstr("gemma3n.attention.shared_kv_layers is 5; it must be less: layer 1"));
+  EXPECT_THAT(
+      refusal([](GgufWriter& w) { w.Set<uint32_t>("gemma3n.attention.shared_kv_layers", 6); }),
+      HasSubstr("gemma3n.attention.shared_kv_layers is 6; it must be 0 to 5"));
+  EXPECT_THAT(
+      refusal([](GgufWriter& w) { w.Set<float>("gemma3n.attention.shared_kv_layers", 1.5f); }),
+      HasSubstr("gemma3n.attention.shared_kv_layers is 1.5; it must be a whole number"));
+  EXPECT_THAT(refusal([](GgufWriter& w) {
+                w.SetArray<float>("gemma3n.activation_sparsity_scale", std::vector<float>(5, 1.0f));
+              }),
+              HasSubstr("gemma3n.activation_sparsity_scale's length is 5"));
+  for (const float cut : {std::numeric_limits<float>::quiet_NaN(), 11.0f}) {
+    EXPECT_THAT(refusal([cut](GgufWriter& w) {
+                  w.SetArray<float>("gemma3n.activation_sparsity_scale",
+                                    std::vector<float>(6, cut));
+                }),
+                HasSubstr("gemma3n.activation_sparsity_scale has "));
+  }
+  EXPECT_THAT(refusal([](GgufWriter& w) { w.Set<uint32_t>("gemma3n.altup.num_inputs", 5); }),
+              HasSubstr("gemma3n.altup.num_inputs is 5; only models of 2 to 4 streams"));
+  EXPECT_THAT(refusal([](GgufWriter& w) { w.Set<uint32_t>("gemma3n.altup.active_idx", 1); }),
+              HasSubstr("gemma3n.altup.active_idx is 1"));
+  EXPECT_THAT(refusal([](GgufWriter& w) {
+                w.Set<uint32_t>("gemma3n.embedding_length_per_layer_input", 40);
+              }),
+              HasSubstr("gemma3n.embedding_length_per_layer_input is 40"));
+  EXPECT_THAT(refusal([](GgufWriter& w) {
+                w.SetArray<uint32_t>("gemma3n.feed_forward_length",
+                                     std::vector<uint32_t>{64, 64, 64, 64, 64, 40});
+              }),
+              HasSubstr("gemma3n.feed_forward_length is 40; it must be a multiple of 32"));
+  // Every key that a layer's kind needs.
+  EXPECT_THAT(std::string(ShapeOf("gemma3n", [](GgufWriter&) {}).status().message()),
+              HasSubstr("gemma3n.attention.shared_kv_layers"));
+}
+
 TEST(ShapeTest, GptOssMustNameItsWindowAndMayNameItsRouter) {
   const auto with = [](const std::function<void(GgufWriter&)>& change) {
     return ShapeOf("gpt-oss", [&](GgufWriter& w) {

@@ -50,9 +50,11 @@ class Sorter {
         }
       }
     }
-    if (plan.embedding.streamed()) {
-      staged[plan.embedding.index] = true;
-      SumTiles(plan.embedding);
+    for (size_t table = 0; table < kEmbeddingTables; ++table) {
+      const StreamedEmbedding& embedding = plan.embeddings[table];
+      if (!embedding.streamed()) continue;
+      staged[embedding.index] = true;
+      SumTiles(embedding, &sums_.tiles[table]);
     }
     SumExperts(plan.experts, &staged);
     for (size_t i = 0; i < staged.size(); ++i) {
@@ -94,12 +96,12 @@ class Sorter {
   StreamSums TakeSums() { return std::move(sums_); }
 
  private:
-  void SumTiles(const StreamedEmbedding& embedding) {
-    sums_.tiles.resize(static_cast<size_t>(embedding.matrix.tiles()));
+  void SumTiles(const StreamedEmbedding& embedding, std::vector<ChunkSum>* sums) {
+    sums->resize(static_cast<size_t>(embedding.matrix.tiles()));
     const uint64_t bytes = embedding.tile_bytes();
-    for (size_t tile = 0; tile < sums_.tiles.size(); ++tile) {
+    for (size_t tile = 0; tile < sums->size(); ++tile) {
       const uint64_t begin = embedding.file_offset + tile * bytes;
-      summed_.push_back({begin, begin + bytes, &sums_.tiles[tile]});
+      summed_.push_back({begin, begin + bytes, &(*sums)[tile]});
     }
   }
 

@@ -21,7 +21,8 @@ namespace withy::engine {
 using ChunkSum = std::array<uint32_t, 4>;  // Crc32cLanes
 struct StreamSums {
   std::vector<std::vector<std::vector<ChunkSum>>> chunks;  // [stage][tensor][chunk]
-  std::vector<ChunkSum> tiles;                             // of a streamed embedding
+  // [EmbeddingTable][tile] of streamed tables
+  std::array<std::vector<ChunkSum>, kEmbeddingTables> tiles;
   std::vector<ChunkSum> experts;  // [(layer * experts + expert) * kExpertParts + part]
 };
 

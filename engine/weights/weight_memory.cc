@@ -30,7 +30,9 @@ FixedLayout LayOutFixed(const PackedFile& file, const WeightPlan& plan) {
   for (const StreamStage& stage : plan.stages) {
     for (const StreamedTensor& tensor : stage.tensors) staged[tensor.index] = true;
   }
-  if (plan.embedding.streamed()) staged[plan.embedding.index] = true;
+  for (const StreamedEmbedding& embedding : plan.embeddings) {
+    if (embedding.streamed()) staged[embedding.index] = true;
+  }
   for (const auto& layer : plan.experts.layers) {
     for (const StreamedExperts::Part& part : layer) staged[part.index] = true;
   }

@@ -60,7 +60,12 @@ struct StreamStage {
   }
 };
 
-// An embedding of which a pass reads the tiles of its tokens: a pass has few of them.
+// Tables of which a pass reads the rows of its tokens: the embedding, and that of inputs of each
+// layer.
+enum class EmbeddingTable : uint8_t { kTokens, kLayerInputs };
+inline constexpr size_t kEmbeddingTables = 2;
+
+// A table of which a pass reads the tiles of its tokens: a pass has few of them.
 struct StreamedEmbedding {
   static constexpr size_t kNone = SIZE_MAX;
   // Tiles that are read at a time.
@@ -107,7 +112,7 @@ struct WeightPlan {
   uint64_t budget_bytes = 0;
   std::vector<StreamStage> stages;   // [layer * kStagesPerLayer + stage]
   std::vector<uint64_t> slot_bytes;  // [slot]; stage s uses slot s % slots
-  StreamedEmbedding embedding;
+  std::array<StreamedEmbedding, kEmbeddingTables> embeddings;  // [EmbeddingTable]
   StreamedExperts experts;
   uint64_t fixed_bytes = 0;           // of all other tensors
   uint64_t resident_bytes = 0;        // of the stages' prefixes
@@ -119,8 +124,13 @@ struct WeightPlan {
     for (const uint64_t slot : slot_bytes) bytes += slot;
     return bytes;
   }
+  uint64_t embedding_buffer_bytes() const {
+    uint64_t bytes = 0;
+    for (const StreamedEmbedding& embedding : embeddings) bytes += embedding.buffer_bytes;
+    return bytes;
+  }
   uint64_t buffer_bytes() const {
-    return ring_bytes() + embedding.buffer_bytes + experts.buffer_bytes();
+    return ring_bytes() + embedding_buffer_bytes() + experts.buffer_bytes();
   }
   uint64_t memory_bytes() const { return fixed_bytes + resident_bytes + buffer_bytes(); }
   // Whether some pass has to read.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -28,7 +29,9 @@ namespace {
 constexpr uint32_t kQueueDepth = 16;
 constexpr size_t kChunksPerRead = 8;  // 1 MiB
 constexpr absl::Duration kStopPoll = absl::Milliseconds(2);
-constexpr int32_t kTiles = -1;  // in the place of a stage: tiles of the embedding
+constexpr int32_t kTiles = -1;  // in the place of a stage: tiles of an embedding
+
+using TileMemory = std::array<HugeMemory, kEmbeddingTables>;
 
 // Reads that belong together: of a stage, or tiles of the embedding.
 struct ReadGroup {
@@ -57,7 +60,7 @@ struct WeightRead {
 class WeightStream::Core {
  public:
   Core(WeightPlan plan, const WeightStreamOptions& options, const std::string& path,
-       std::unique_ptr<WeightMemory> memory, WeightFile file, StreamSums sums, HugeMemory tiles)
+       std::unique_ptr<WeightMemory> memory, WeightFile file, StreamSums sums, TileMemory tiles)
       : plan_(std::move(plan)),
         stall_ns_(options.stall_ns),
         path_(path),
@@ -79,14 +82,17 @@ class WeightStream::Core {
         needs_[level].push_back(stage.Needs(static_cast<int32_t>(level)));
       }
     }
-    if (!plan_.embedding.streamed()) return;
-    rows_.resize(static_cast<size_t>(plan_.embedding.rows) *
-                 static_cast<size_t>(plan_.embedding.matrix.n_in));
+    for (size_t table = 0; table < kEmbeddingTables; ++table) {
+      const StreamedEmbedding& embedding = plan_.embeddings[table];
+      if (!embedding.streamed()) continue;
+      rows_[table].resize(static_cast<size_t>(embedding.rows) *
+                          static_cast<size_t>(embedding.matrix.n_in));
+    }
   }
 
-  bool StreamsEmbedding() const { return plan_.embedding.streamed(); }
-  const float* FetchedRow(int32_t i) const {
-    return rows_.data() + static_cast<ptrdiff_t>(i) * plan_.embedding.matrix.n_in;
+  bool StreamsEmbedding(size_t table) const { return plan_.embeddings[table].streamed(); }
+  const float* FetchedRow(int32_t i, size_t table) const {
+    return rows_[table].data() + static_cast<ptrdiff_t>(i) * plan_.embeddings[table].matrix.n_in;
   }
 
   bool Needs(int32_t stage, int32_t level) const {
@@ -132,7 +138,8 @@ class WeightStream::Core {
     queue_->Wake();
   }
 
-  absl::StatusOr<bool> FetchRows(std::span<const int32_t> tokens, const std::atomic<bool>* stop) {
+  absl::StatusOr<bool> FetchRows(std::span<const int32_t> tokens, const std::atomic<bool>* stop,
+                                 size_t table) {
     for (size_t begin = 0; begin < tokens.size();) {
       std::vector<int32_t> tiles;
       size_t end = begin;
@@ -142,9 +149,9 @@ class WeightStream::Core {
         if (tiles.size() == StreamedEmbedding::kTilesAtOnce) break;
         tiles.push_back(tile);
       }
-      const absl::StatusOr<bool> arrived = FetchTiles(tiles, stop);
+      const absl::StatusOr<bool> arrived = FetchTiles(tiles, stop, table);
       if (!arrived.ok() || !*arrived) return arrived;
-      for (; begin < end; ++begin) UnpackToken(tiles, tokens[begin], begin);
+      for (; begin < end; ++begin) UnpackToken(tiles, tokens[begin], begin, table);
     }
     return true;
   }
@@ -240,7 +247,8 @@ class WeightStream::Core {
     return result;
   }
 
-  absl::StatusOr<bool> FetchTiles(std::span<const int32_t> tiles, const std::atomic<bool>* stop) {
+  absl::StatusOr<bool> FetchTiles(std::span<const int32_t> tiles, const std::atomic<bool>* stop,
+                                  size_t table) {
     absl::MutexLock lock(&mutex_);
     const auto idle = [this]()
                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tile_group_.left == 0; };
@@ -249,19 +257,20 @@ class WeightStream::Core {
     if (!arrived.ok() || !*arrived) return Counted(arrived);
     tile_group_.status = absl::OkStatus();
     tile_group_.left = tiles.size();
-    const StreamedEmbedding& embedding = plan_.embedding;
+    const StreamedEmbedding& embedding = plan_.embeddings[table];
     for (size_t i = 0; i < tiles.size(); ++i) {
       const uint64_t at =
           embedding.file_offset + static_cast<uint64_t>(tiles[i]) * embedding.tile_bytes();
       const uint64_t first = at / kWeightPage * kWeightPage;
       const uint64_t pages = RoundUp(at + embedding.tile_bytes(), kWeightPage) - first;
-      tile_reads_.push_back({.group = &tile_group_,
-                             .offset = first,
-                             .memory = tiles_.bytes().subspan(i * embedding.tile_room(), pages),
-                             .begin = at - first,
-                             .bytes = embedding.tile_bytes(),
-                             .sum_bytes = embedding.tile_bytes(),
-                             .sums = &sums_.tiles[static_cast<size_t>(tiles[i])]});
+      tile_reads_.push_back(
+          {.group = &tile_group_,
+           .offset = first,
+           .memory = tiles_[table].bytes().subspan(i * embedding.tile_room(), pages),
+           .begin = at - first,
+           .bytes = embedding.tile_bytes(),
+           .sum_bytes = embedding.tile_bytes(),
+           .sums = &sums_.tiles[table][static_cast<size_t>(tiles[i])]});
     }
     queue_->Wake();
     arrived = WaitUntil(idle, stop);
@@ -270,8 +279,8 @@ class WeightStream::Core {
     return true;
   }
 
-  void UnpackToken(std::span<const int32_t> tiles, int32_t token, size_t row) {
-    const StreamedEmbedding& embedding = plan_.embedding;
+  void UnpackToken(std::span<const int32_t> tiles, int32_t token, size_t row, size_t table) {
+    const StreamedEmbedding& embedding = plan_.embeddings[table];
     const int32_t tile = token / kTileRows;
     const auto i =
         static_cast<uint64_t>(std::find(tiles.begin(), tiles.end(), tile) - tiles.begin());
@@ -279,9 +288,9 @@ class WeightStream::Core {
         embedding.file_offset + static_cast<uint64_t>(tile) * embedding.tile_bytes();
     PackedMatrix one = embedding.matrix;
     one.n_out = kTileRows;
-    one.data = tiles_.bytes().data() + i * embedding.tile_room() + at % kWeightPage;
+    one.data = tiles_[table].bytes().data() + i * embedding.tile_room() + at % kWeightPage;
     UnpackRow(one, token % kTileRows,
-              rows_.data() + row * static_cast<size_t>(embedding.matrix.n_in));
+              rows_[table].data() + row * static_cast<size_t>(embedding.matrix.n_in));
   }
 
   // Turns what is due into requests; false: the stream ends.
@@ -425,8 +434,9 @@ class WeightStream::Core {
   const std::unique_ptr<WeightMemory> memory_;
   const WeightFile file_;
   const StreamSums sums_;
-  HugeMemory tiles_;         // of the embedding, as read
-  std::vector<float> rows_;  // taken from them; the waiting thread's
+  TileMemory tiles_;  // of the tables, as read
+  // Taken from them; the waiting thread's.
+  std::array<std::vector<float>, kEmbeddingTables> rows_;
   const std::unique_ptr<DiskQueue> queue_;
   uint64_t locked_bytes_ = 0;
   std::vector<std::vector<bool>> needs_;  // [level][stage]
@@ -467,10 +477,12 @@ absl::StatusOr<std::unique_ptr<WeightStream>> WeightStream::Start(
   WITHY_ASSIGN_OR_RETURN(std::unique_ptr<WeightMemory> memory, WeightMemory::Create(*file, plan));
   WITHY_ASSIGN_OR_RETURN(StreamSums sums, LoadWeights(from, plan, *memory, file));
   WITHY_RETURN_IF_ERROR(memory->Seal());
-  HugeMemory tiles;
-  if (plan.embedding.streamed()) {
-    WITHY_ASSIGN_OR_RETURN(
-        tiles, HugeMemory::Allocate(StreamedEmbedding::kTilesAtOnce * plan.embedding.tile_room()));
+  TileMemory tiles;
+  for (size_t table = 0; table < kEmbeddingTables; ++table) {
+    const StreamedEmbedding& embedding = plan.embeddings[table];
+    if (!embedding.streamed()) continue;
+    WITHY_ASSIGN_OR_RETURN(tiles[table], HugeMemory::Allocate(StreamedEmbedding::kTilesAtOnce *
+                                                              embedding.tile_room()));
   }
   std::unique_ptr<ExpertStream> experts;
   if (plan.experts.streamed()) {
@@ -513,14 +525,18 @@ void WeightStream::Release(int32_t stage, int32_t level) {
   if (core_->Needs(stage, level)) core_->Release(stage);
 }
 
-bool WeightStream::StreamsEmbedding() const { return core_->StreamsEmbedding(); }
-
-absl::StatusOr<bool> WeightStream::FetchRows(std::span<const int32_t> tokens,
-                                             const std::atomic<bool>* stop) {
-  return core_->FetchRows(tokens, stop);
+bool WeightStream::StreamsEmbedding(EmbeddingTable table) const {
+  return core_->StreamsEmbedding(static_cast<size_t>(table));
 }
 
-const float* WeightStream::FetchedRow(int32_t i) const { return core_->FetchedRow(i); }
+absl::StatusOr<bool> WeightStream::FetchRows(std::span<const int32_t> tokens,
+                                             const std::atomic<bool>* stop, EmbeddingTable table) {
+  return core_->FetchRows(tokens, stop, static_cast<size_t>(table));
+}
+
+const float* WeightStream::FetchedRow(int32_t i, EmbeddingTable table) const {
+  return core_->FetchedRow(i, static_cast<size_t>(table));
+}
 
 WeightStreamStats WeightStream::stats() const {
   WeightStreamStats stats = core_->stats();

@@ -22,7 +22,7 @@ namespace withy::engine {
 struct WeightStreamStats {
   uint64_t budget_bytes = 0;
   uint64_t resident_bytes = 0;  // head, vectors and LoRA included
-  uint64_t buffer_bytes = 0;    // the ring, rows of the embedding, and experts
+  uint64_t buffer_bytes = 0;    // the ring, rows of embeddings, and experts
   uint64_t locked_bytes = 0;
   uint64_t pass_bytes = 0;         // read for a pass at the full level
   uint64_t lowest_pass_bytes = 0;  // likewise at the lowest one
@@ -74,13 +74,14 @@ class WeightStream {
   // ones. Any thread.
   void Release(int32_t stage, int32_t level);
 
-  // Whether rows of the embedding are read for each pass.
-  bool StreamsEmbedding() const;
-  // Reads the embedding's rows of `tokens`, at most WeightPlan::embedding.rows. Waits and fails as
-  // Await does.
-  absl::StatusOr<bool> FetchRows(std::span<const int32_t> tokens, const std::atomic<bool>* stop);
-  // Row i of the last FetchRows, [d_model].
-  const float* FetchedRow(int32_t i) const;
+  // Whether rows of a table are read for each pass.
+  bool StreamsEmbedding(EmbeddingTable table = EmbeddingTable::kTokens) const;
+  // Reads the rows of `tokens`, at most StreamedEmbedding::rows, of a streamed table. Waits and
+  // fails as Await does.
+  absl::StatusOr<bool> FetchRows(std::span<const int32_t> tokens, const std::atomic<bool>* stop,
+                                 EmbeddingTable table = EmbeddingTable::kTokens);
+  // Row i of the last FetchRows of the table, [columns of the table].
+  const float* FetchedRow(int32_t i, EmbeddingTable table = EmbeddingTable::kTokens) const;
 
   // Null if no experts are streamed.
   ExpertStream* experts() const { return experts_.get(); }

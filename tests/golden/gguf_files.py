@@ -21,8 +21,9 @@ def _value(value):
         return struct.pack("<II", 4, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
-    if isinstance(value, list):  # of booleans
-        return struct.pack("<IIQ", 9, 7, len(value)) + bytes(value)
+    if isinstance(value, list):  # of one type
+        kind, code = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}[type(value[0])]
+        return struct.pack("<IIQ", 9, kind, len(value)) + struct.pack(f"<{len(value)}{code}", *value)
     return struct.pack("<I", 8) + _string(value)
 
 

@@ -33,9 +33,9 @@ namespace fs = std::filesystem;
 
 constexpr char kData[] = "tests/golden/data/";
 // Models that only the CPU computes.
-constexpr std::array<const char*, 12> kOfCpu = {"smollm3", "granite",    "olmo2",  "mistral",
-                                                "phi3",    "gemma2",     "gemma3", "qwen3moe",
-                                                "olmoe",   "granitemoe", "gpt2",   "gpt-oss"};
+constexpr std::array<const char*, 13> kOfCpu = {
+    "smollm3", "granite",  "olmo2", "mistral",    "phi3", "gemma2", "gemma3",
+    "gemma3n", "qwen3moe", "olmoe", "granitemoe", "gpt2", "gpt-oss"};
 
 // One comparison: a model's weights in `type` against the outputs named `golden`.
 struct Case {

@@ -88,6 +88,16 @@ MODELS = {
     "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config, dict(
         n_embd=64, n_layer=2, n_head=2, n_inner=160, n_positions=128, layer_norm_epsilon=1e-5,
         activation_function="gelu_new", bos_token_id=0, eos_token_id=0)),
+    # The last two layers share K and V of layers 1 and 3. Norms of heads are small, so that attention is not on one key.
+    "gemma3n": (transformers.Gemma3nForCausalLM, transformers.Gemma3nTextConfig, dict(
+        hidden_size=32, num_hidden_layers=6, num_attention_heads=2, num_key_value_heads=1, head_dim=32, sliding_window=12,
+        intermediate_size=[64, 96, 64, 64, 96, 64], activation_sparsity_pattern=[0.9, 0.6, 0.0, 0.0, 0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention",
+                     "sliding_attention"],
+        num_kv_shared_layers=2, hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB, altup_num_inputs=4,
+        laurel_rank=64, final_logit_softcapping=8.0, pad_token_id=None,
+        rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1000000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
 }
 ALL_TYPES = ("llama_gqa", "llama_mha_tied", "qwen2", "qwen3", "qwen3moe")
 # Architectures of GGUF files whose converter puts the two elements that RoPE turns together side by side.
@@ -132,8 +142,12 @@ def build(name, seed):
     with torch.no_grad():
         for key, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
-            if p.dim() == 1:
+            if p.dim() == 1 and name == "gemma3n":
+                value = (noise * 0.3 + 1.0) * (0.5 if "q_norm" in key or "k_norm" in key else 1.0)
+            elif p.dim() == 1:
                 value = noise * 0.3 + (0.0 if key.endswith("bias") or name.startswith("gemma") else 1.0)
+            elif "modality_router" in key:  # of what it reads it takes a fraction
+                value = noise * 2.0
             else:
                 width = p.shape[0] if is_transposed(key) else p.shape[-1]
                 value = noise * (1.0 if "embed" in key or "wte" in key else 0.5 if "wpe" in key else 1.0 / math.sqrt(width))
@@ -180,7 +194,7 @@ def gguf_tensors(name, model, config):
              "mlp.up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight",
              "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
              "self_attn.qkv_proj.weight": "attn_qkv.weight", "mlp.gate_up_proj.weight": "ffn_up.weight"}
-    if name in ("olmo2", "gemma2", "gemma3"):
+    if name in ("olmo2", "gemma2", "gemma3", "gemma3n"):
         parts["post_attention_layernorm.weight"] = "post_attention_norm.weight"
         parts["pre_feedforward_layernorm.weight"] = "ffn_norm.weight"
         parts["post_feedforward_layernorm.weight"] = "post_ffw_norm.weight"
@@ -202,8 +216,29 @@ def gguf_tensors(name, model, config):
             if adjacent and target in ("attn_q.weight", "attn_k.weight"):
                 value = permute(value, config.num_attention_heads if "_q" in target else config.num_key_value_heads)
             out[f"blk.{layer}.{target}"] = value
-    if name.startswith("gemma"):  # whose norms multiply by 1 + weight
+    if name == "gemma3n":
+        out |= gemma3n_tensors(state, config)
+    elif name.startswith("gemma"):  # whose norms multiply by 1 + weight
         out = {k: v + np.float32(1) if "norm" in k else v for k, v in out.items()}
+    return out
+
+
+def gemma3n_tensors(state, config):
+    """What Gemma 3n has beside the parts of other models."""
+    def stack(part):
+        return np.stack([state[f"model.{part}.{i}.weight"] for i in range(config.altup_num_inputs - 1)])
+    out = {"per_layer_token_embd.weight": state["model.embed_tokens_per_layer.weight"],
+           "per_layer_model_proj.weight": state["model.per_layer_model_projection.weight"],
+           "per_layer_proj_norm.weight": state["model.per_layer_projection_norm.weight"],
+           "altup_proj.weight": stack("altup_projections"), "altup_unembd_proj.weight": stack("altup_unembed_projections")}
+    parts = {"altup.correct_output_scale": "altup_correct_scale", "altup.correction_coefs.weight": "altup_correct_coef",
+             "altup.prediction_coefs.weight": "altup_predict_coef", "altup.modality_router.weight": "altup_router",
+             "altup.router_norm.weight": "altup_router_norm", "laurel.linear_left.weight": "laurel_l",
+             "laurel.linear_right.weight": "laurel_r", "laurel.post_laurel_norm.weight": "laurel_post_norm",
+             "per_layer_input_gate.weight": "inp_gate", "per_layer_projection.weight": "proj",
+             "post_per_layer_input_norm.weight": "post_norm"}
+    for layer in range(config.num_hidden_layers):
+        out |= {f"blk.{layer}.{target}.weight": state[f"model.layers.{layer}.{source}"] for source, target in parts.items()}
     return out
 
 
@@ -291,12 +326,26 @@ def metadata_of(name, config):
         del meta["phi3.attention.key_length"], meta["phi3.attention.value_length"]
         meta["phi3.rope.dimension_count"] = int(0.75 * head_dim_of(config))
         meta["phi3.rope.scaling.original_context_length"] = config.original_max_position_embeddings
-    if name in ("mistral", "phi3", "gemma2", "gemma3"):
+    if name in ("mistral", "phi3", "gemma2", "gemma3", "gemma3n"):
         meta[f"{arch}.attention.sliding_window"] = config.sliding_window
     if name == "gemma2":
         meta["gemma2.attn_logit_softcapping"] = float(config.attn_logit_softcapping)
         meta["gemma2.final_logit_softcapping"] = float(config.final_logit_softcapping)
+    if name == "gemma3n":
+        meta |= gemma3n_metadata(config)
     return meta
+
+
+def gemma3n_metadata(config):
+    normal = torch.distributions.normal.Normal(0, 1)
+    return {
+        "gemma3n.final_logit_softcapping": float(config.final_logit_softcapping),
+        "gemma3n.altup.active_idx": config.altup_active_idx, "gemma3n.altup.num_inputs": config.altup_num_inputs,
+        "gemma3n.embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "gemma3n.attention.shared_kv_layers": config.num_kv_shared_layers,
+        "gemma3n.attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "gemma3n.activation_sparsity_scale": [normal.icdf(torch.tensor(s)).item() for s in config.activation_sparsity_pattern],
+    }
 
 
 def llama3_factors(head_dim):
@@ -317,14 +366,23 @@ def run(model, tokens, matrices):
     """Hidden states after each layer and logits with the matrices replaced by `matrices`."""
     saved = {k: p.detach().clone() for k, p in model.named_parameters()}
     states = []
-    hooks = [layer.register_forward_hook(
-        lambda _m, _i, o: states.append((o[0] if isinstance(o, tuple) else o).detach().numpy().reshape(TOKENS, -1)))
-        for layer in (model.transformer.h if hasattr(model, "transformer") else model.model.layers)]
+    copies = isinstance(model, transformers.Gemma3nForCausalLM)  # of the stream; the first is kept
+
+    def keep(_module, _inputs, output):
+        state = output[0] if isinstance(output, tuple) or copies else output
+        states.append(state.detach().clone().numpy().reshape(TOKENS, -1))
+
+    hooks = [layer.register_forward_hook(keep)
+             for layer in (model.transformer.h if hasattr(model, "transformer") else model.model.layers)]
+    if copies:  # behind the last layer all of them, as they are normed
+        hooks.append(model.model.norm.register_forward_pre_hook(
+            lambda _m, i: states.__setitem__(-1, i[0].detach().numpy().reshape(TOKENS, -1))))
     with torch.no_grad():
         for key, p in model.named_parameters():
             if key in matrices:
                 p.copy_(torch.from_numpy(matrices[key]))
-        logits = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+        # Without a cache, layers of Gemma 3n would not share K and V.
+        logits = model(torch.tensor([tokens]), use_cache=copies).logits[0].numpy()
         for key, p in model.named_parameters():
             p.copy_(saved[key])
     for hook in hooks:

@@ -33,6 +33,11 @@ const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role
   return name == nullptr ? nullptr : weights.Vector(*name);
 }
 
+void Scale(float* x, int32_t n, float factor) {
+  if (factor == 1.0f) return;
+  for (int32_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
 decltype(GateUpFunction::of) GateUpKernel(const Kernels& kernels, Activation activation) {
   switch (activation) {
     case Activation::kSilu:
@@ -105,14 +110,15 @@ void LoraLowering::AddToStream(const Op& op, int32_t begin, int32_t end, float* 
 }
 
 void LoraLowering::AddToQkv(const Op& op, int32_t begin, int32_t end) const {
-  const bool last = op.layer + 1 == facts_.shape.layers;
+  const bool own_kv = op.kv_layer == op.layer;
+  const bool last = own_kv && plan_->OnlyWantedAfterKv(op.layer);
   ForRunsIn(program_->Runs(op.add), begin, end, [&](const LowRankRun& run) {
     const auto add = [&](LoraPart out, int32_t part, int32_t first, int32_t rows, RowBuffer& y) {
       Add({out, op.add_layer, run.level}, LoraPart::kAttentionIn, part, first, rows, y.row(first),
           y.stride());
     };
-    add(LoraPart::kK, 1, run.first, run.rows, work_.k);
-    add(LoraPart::kV, 2, run.first, run.rows, work_.v);
+    if (own_kv) add(LoraPart::kK, 1, run.first, run.rows, work_.k);
+    if (own_kv) add(LoraPart::kV, 2, run.first, run.rows, work_.v);
     if (!last) {
       add(LoraPart::kQ, 0, run.first, run.rows, work_.q);
       return;

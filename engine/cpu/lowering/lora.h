@@ -21,6 +21,8 @@ namespace withy::engine {
 MatMulArgs ProductOf(const PackedMatrix& w, const Activations& x, int32_t rows, RowBuffer& y);
 // The weight of the operation's role as a vector; nullptr: it reads none.
 const float* VectorOf(const BoundWeights& weights, const Op& op, WeightRole role);
+// x[n] *= factor
+void Scale(float* x, int32_t n, float factor);
 // The kernel of an activation with a gate.
 decltype(GateUpFunction::of) GateUpKernel(const Kernels& kernels, Activation activation);
 

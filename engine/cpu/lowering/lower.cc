@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numbers>
+#include <utility>
 
 namespace withy::engine {
 namespace {
@@ -24,13 +26,34 @@ void SetResidual(const Op& op, RowBuffer& branch, MatMulArgs* product) {
   product->y_stride = branch.stride();
 }
 
-void Scale(float* x, int32_t n, float factor) {
-  if (factor == 1.0f) return;
-  for (int32_t i = 0; i < n; ++i) x[i] *= factor;
-}
-
 const KvMemory& MemoryOf(const Batch& batch, const PlannedRow& planned) {
   return batch.contexts[static_cast<size_t>(planned.row->context)].memory;
+}
+
+// Weights of norms that have none.
+constexpr auto kOnes = [] {
+  std::array<float, kMaxHeadDim> ones{};
+  for (float& one : ones) one = 1.0f;
+  return ones;
+}();
+
+// Computes neurons of gates that are cut off, which needs a row's whole gate at once. Such models
+// have no LoRA.
+void AddCutGateUp(StepList& steps, const Kernels& kernels,
+                  const std::array<MatMulArgs, 2>& gate_and_up, float cut,
+                  decltype(GateUpFunction::of) of, Activations* neurons) {
+  AddMatMuls(steps, kernels, gate_and_up);
+  steps.Add(
+      gate_and_up[0].rows, kPieceRows,
+      [&kernels, gate = gate_and_up[0], up = gate_and_up[1], cut, of, neurons](int begin, int end) {
+        for (int i = begin; i < end; ++i) {
+          const int width = gate.n_out_extent == nullptr ? gate.w.n_out : gate.n_out_extent[i];
+          float* const row = gate.y + i * gate.y_stride;
+          kernels.cut_off(row, width, cut);
+          of(row, up.y + i * up.y_stride, width, row);
+          kernels.prepare(row, gate.y_stride, i, i + 1, 0, width, neurons);
+        }
+      });
 }
 
 // The norm that is the operation's first weight; a bias of it is the last.
@@ -51,11 +74,12 @@ Lowering::Lowering(const ModelFacts& facts, const BoundWeights& weights, const K
       threads_(threads),
       tap_(tap),
       stream_(stream),
-      geometry_{.layers = facts.shape.layers,
+      geometry_{.layers = facts.shape.kv_layers(),
                 .kv_heads = facts.shape.kv_heads,
                 .head_dim = facts.shape.head_dim},
       lora_(facts, weights, kernels, work_),
-      experts_(facts, weights, kernels, work_, stream == nullptr ? nullptr : stream->experts()) {
+      experts_(facts, weights, kernels, work_, stream == nullptr ? nullptr : stream->experts()),
+      streams_(facts, weights, kernels, work_, stream) {
   const std::vector<float>& all = facts.shape.rope_frequencies;
   const auto pairs = static_cast<ptrdiff_t>(facts.shape.rope_dims / 2);
   for (auto from = all.begin(); from != all.end(); from += pairs) {
@@ -84,6 +108,7 @@ void Lowering::Start(const Program& program, const RowPlan& plan, const Batch& b
                   0.0f);
   lora_.Start(program, plan);
   experts_.Start(plan);
+  streams_.Start(plan);
   // Steps point into this vector, so it must not reallocate while the program is lowered.
   const auto attends = std::count_if(program.ops.begin(), program.ops.end(),
                                      [](const Op& op) { return op.kind == OpKind::kAttend; });
@@ -96,10 +121,18 @@ void Lowering::Lower(const Op& op, StepList& steps) {
   switch (op.kind) {
     case OpKind::kEmbed:
       return Embed(op, steps);
+    case OpKind::kLayerInputs:
+      return streams_.LayerInputs(op, steps);
+    case OpKind::kSpread:
+      return streams_.Spread(op, steps);
+    case OpKind::kPredict:
+      return streams_.Predict(op, steps);
     case OpKind::kNorm:
       return Norm(op, steps);
     case OpKind::kQkv:
       return Qkv(op, steps);
+    case OpKind::kLaurel:
+      return streams_.Laurel(op, steps);
     case OpKind::kStoreKv:
       return StoreKv(op, steps);
     case OpKind::kGatherTail:
@@ -124,6 +157,12 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return experts_.Down(op, steps);
     case OpKind::kAddBranch:
       return AddBranch(op, steps);
+    case OpKind::kCorrect:
+      return streams_.Correct(op, steps);
+    case OpKind::kAddLayerInput:
+      return streams_.AddLayerInput(op, steps);
+    case OpKind::kMerge:
+      return streams_.Merge(op, steps);
     case OpKind::kTap:
       return Tap(op, steps);
     case OpKind::kTakeLogitRows:
@@ -187,31 +226,39 @@ void Lowering::Norm(const Op& op, StepList& steps) {
 }
 
 void Lowering::Qkv(const Op& op, StepList& steps) {
-  std::array<MatMulArgs, 3> products = {
-      ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.k),
-      ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.v)};
-  size_t count = 2;
-  if (op.extents != nullptr && facts_.shape.cuts_kv_heads()) {
-    products[0].n_out_extent = products[1].n_out_extent = op.extents->kv_rows.data();
+  std::array<MatMulArgs, 3> products;
+  size_t count = 0;
+  for (const auto& [role, to] :
+       {std::pair{WeightRole::kK, &work_.k}, std::pair{WeightRole::kV, &work_.v}}) {
+    const WeightName* const name = op.Find(role);
+    if (name == nullptr) continue;  // those of an earlier layer
+    MatMulArgs& kv = products[count++];
+    kv = ProductOf(weights_.Matrix(*name), work_.input, op.rows, *to);
+    if (op.extents != nullptr && facts_.shape.cuts_kv_heads()) {
+      kv.n_out_extent = op.extents->kv_rows.data();
+    }
   }
-  if (op.queries > 0) {
+  if (const WeightName* const name = op.Find(WeightRole::kQ)) {
     MatMulArgs& q = products[count++];
-    q = ProductOf(weights_.Matrix(op.weights[2]), work_.input, op.queries, work_.q);
+    q = ProductOf(weights_.Matrix(*name), work_.input, op.queries, work_.q);
     q.x_row = op.first_query;
     q.y += op.first_query * q.y_stride;
     if (op.extents != nullptr) q.n_out_extent = op.extents->q_rows.data() + op.first_query;
   }
+  if (count == 0) return;
   AddMatMuls(steps, kernels_, std::span(products).first(count), lora_.InputProducts(op));
 }
 
-// Applies LoRA, bias, head norm and RoPE. Writes K and V to their slots; Q stays in its buffer.
+// Applies LoRA, bias, head norm and RoPE. Writes K and V, where they are the layer's own, to their
+// slots; Q stays in its buffer.
 void Lowering::StoreKv(const Op& op, StepList& steps) {
-  const bool last = op.layer + 1 == facts_.shape.layers;
+  const bool own_kv = op.kv_layer == op.layer;
+  const bool last = own_kv && plan_->OnlyWantedAfterKv(op.layer);
   steps.Add(op.rows, program_->low_rank ? kLoraPieceRows : kPieceRows,
-            [this, &op, last](int begin, int end) {
+            [this, &op, own_kv, last](int begin, int end) {
               lora_.AddToQkv(op, begin, end);
               for (int i = begin; i < end; ++i) {
-                StoreKeyAndValue(op, i);
+                if (own_kv) StoreKeyAndValue(op, i);
                 if (!last || plan_->row(i).logits_row >= 0) FinishQuery(op, i);
               }
             });
@@ -243,7 +290,7 @@ void Lowering::TurnHeads(const Op& op, int32_t i, float* heads, int32_t count) {
 
 KvBlockName Lowering::BlockOf(int32_t layer, const PlannedRow& planned, int32_t slot) const {
   const auto chunk = static_cast<size_t>(slot / kChunkTokens);
-  const auto layers = static_cast<size_t>(facts_.shape.layers);
+  const auto layers = static_cast<size_t>(geometry_.layers);
   const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
   return context.blocks[chunk * layers + static_cast<size_t>(layer)];
 }
@@ -264,10 +311,14 @@ void Lowering::StoreKeyAndValue(const Op& op, int32_t i) {
     kernels_.add(weights_.Vector({WeightRole::kVBias, op.layer}), rows, v);
   }
   NormHeads(op, WeightRole::kKNorm, k, heads);
+  for (int32_t h = 0; s.v_norm && h < heads; ++h) {
+    float* const head = v + h * s.head_dim;
+    kernels_.rms_norm(head, kOnes.data(), s.rms_epsilon, s.head_dim, head);
+  }
   TurnHeads(op, i, k, heads);
   const PlannedRow& planned = plan_->row(i);
   const int32_t slot = planned.row->slot;
-  const KvBlockName block = BlockOf(op.layer, planned, slot);
+  const KvBlockName block = BlockOf(op.kv_layer, planned, slot);
   kernels_.write_kv(geometry_, k, v, block.format, MemoryOf(batch_, planned).At(block),
                     slot % kChunkTokens);
 }
@@ -298,7 +349,7 @@ void Lowering::CopyTail(const Op& op, int32_t i) {
   const int32_t begin = planned.tail_group * kChunkTokens;
   for (int32_t p = begin; p <= planned.row->position; ++p) {
     const int32_t slot = planned.SlotAt(p);
-    const std::byte* block = MemoryOf(batch_, planned).At(BlockOf(op.layer, planned, slot));
+    const std::byte* block = MemoryOf(batch_, planned).At(BlockOf(op.kv_layer, planned, slot));
     CopyToken(geometry_, block, slot % kChunkTokens, tail[(p - begin) / kChunkTokens],
               p % kChunkTokens);
   }
@@ -314,21 +365,28 @@ void Lowering::KeepWanted(StepList& steps) {
       const auto move = [&](RowBuffer& buffer, int32_t width) {
         std::memcpy(buffer.row(to), buffer.row(i), sizeof(float) * static_cast<size_t>(width));
       };
-      move(work_.x, facts_.shape.d_model);
-      move(work_.q, facts_.shape.q_rows());
+      const ModelShape& s = facts_.shape;
+      move(work_.x, s.d_model);
+      move(work_.q, s.q_rows());
+      if (s.kv_layers() < s.layers) {
+        move(work_.angles, 4 * static_cast<int32_t>(s.rope_frequencies.size()));
+      }
+      if (s.streams > 1) move(work_.streams, s.streams * s.d_model);
+      if (s.laurel_rank > 0) move(work_.laurel, s.d_model);
+      if (s.has_layer_inputs()) move(work_.layer_inputs, s.layer_inputs_width());
     }
   });
 }
 
 void Lowering::Attend(const Op& op, StepList& steps) {
-  const bool all_rows = op.layer + 1 < facts_.shape.layers;
+  const bool all_rows = !plan_->OnlyWantedAfterKv(op.layer);
   for (int32_t i = 0; i < op.rows; ++i) {
     const PlannedRow& planned = plan_->row(all_rows ? i : plan_->wanted()[static_cast<size_t>(i)]);
     const ContextView& context = batch_.contexts[static_cast<size_t>(planned.row->context)];
     const int32_t visible = planned.row->position + 1;
     AttentionRow row{.memory = context.memory.base,
-                     .blocks = context.blocks.data() + op.layer,
-                     .block_stride = facts_.shape.layers,
+                     .blocks = context.blocks.data() + op.kv_layer,
+                     .block_stride = geometry_.layers,
                      .visible = visible,
                      .first = op.window > 0 ? std::max(0, visible - op.window) : 0};
     if (planned.tail_group >= 0) {
@@ -341,7 +399,7 @@ void Lowering::Attend(const Op& op, StepList& steps) {
   args.scale = op.scale;
   args.cap = op.cap;
   args.sinks = VectorOf(weights_, op, WeightRole::kAttnSinks);
-  args.key_bias = key_bias_.Added(op.layer);
+  args.key_bias = key_bias_.Added(op.kv_layer);
   if (op.extents != nullptr) args.head_extent = op.extents->heads.data();
   args.key_items = AttentionKeyItems(args, threads_);
   args.parts = attention_parts_.data();
@@ -435,8 +493,12 @@ void Lowering::GateUp(const Op& op, StepList& steps) {
   MatMulArgs gate = ProductOf(weights_.Matrix(op.weights[0]), work_.input, op.rows, work_.gate);
   MatMulArgs up = ProductOf(weights_.Matrix(op.weights[1]), work_.input, op.rows, work_.up);
   if (op.extents != nullptr) gate.n_out_extent = up.n_out_extent = op.extents->neurons.data();
-  AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op),
-            {.of = GateUpKernel(kernels_, op.activation)});
+  const auto of = GateUpKernel(kernels_, op.activation);
+  if (op.gate_cut != ModelShape::kNoCut) {
+    AddCutGateUp(steps, kernels_, {gate, up}, op.gate_cut, of, &work_.neurons);
+    return;
+  }
+  AddGateUp(steps, kernels_, gate, up, &work_.neurons, lora_.GateUp(op), {.of = of});
 }
 
 void Lowering::Down(const Op& op, StepList& steps) {
@@ -457,6 +519,9 @@ void Lowering::AddBranch(const Op& op, StepList& steps) {
       }
       Scale(row, s.d_model, op.scale);
       kernels_.add(row, s.d_model, work_.x.row(i));
+      if (!op.joins_laurel) continue;
+      kernels_.add(work_.laurel.row(i), s.d_model, work_.x.row(i));
+      Scale(work_.x.row(i), s.d_model, std::numbers::sqrt2_v<float> / 2);
     }
   });
 }

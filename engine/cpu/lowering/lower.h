@@ -1,8 +1,9 @@
 // Turns operations of a program into steps for the thread pool, and names into addresses.
-// Neighbours: executor.h drives it, lora.h has the products of LoRA, parallel.h the steps of
-// products and attention, workspace.h the buffers.
+// Neighbours: executor.h drives it, lora.h has the products of LoRA, experts.h and streams.h what
+// only some models have, parallel.h the steps of products and attention, workspace.h the buffers.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "engine/cpu/key_bias.h"
 #include "engine/cpu/lowering/experts.h"
 #include "engine/cpu/lowering/lora.h"
+#include "engine/cpu/lowering/streams.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/thread_pool.h"
 #include "engine/cpu/workspace.h"
@@ -30,7 +32,8 @@ using LayerTap = std::function<void(int32_t layer, std::span<const float> hidden
 // stay valid and in place until the steps have run. Not thread-safe.
 class Lowering {
  public:
-  static constexpr int kMaxStepsPerOp = ExpertLowering::kMaxStepsPerOp;
+  static constexpr int kMaxStepsPerOp =
+      std::max(ExpertLowering::kMaxStepsPerOp, StreamLowering::kMaxStepsPerOp);
 
   Lowering(const ModelFacts& facts, const BoundWeights& weights, const KeyBias& key_bias,
            const Kernels& kernels, int threads, const LayerTap& tap, WeightStream* stream);
@@ -100,12 +103,13 @@ class Lowering {
   Workspace work_;
   LoraLowering lora_;       // uses work_
   ExpertLowering experts_;  // likewise
-  // Attention that rows give to chunks, [row, kv_head, chunk], in all layers but the last; 0
+  StreamLowering streams_;  // likewise
+  // Attention that rows give to chunks, [row, kv_head, chunk], in layers that all rows continue; 0
   // chunks: nobody asks.
   std::vector<float> density_;
   int32_t density_chunks_ = 0;
   // Steps point into it, so it keeps its capacity from Start() on.
-  std::vector<AttentionRow> attention_rows_;  // by layer, then row; the last layer's wanted rows
+  std::vector<AttentionRow> attention_rows_;  // by layer, then row
   AlignedArray<float> attention_parts_;       // AttentionArgs::parts, of one layer at a time
 };
 

@@ -8,7 +8,7 @@
 namespace withy::engine {
 namespace {
 
-constexpr std::array<Architecture, 14> kArchitectures = {{
+constexpr std::array<Architecture, 15> kArchitectures = {{
     {.name = "llama",
      .rope_pairing = RopePairing::kAdjacent,
      .window_rule = WindowRule::kEveryLayer},  // Mistral
@@ -57,6 +57,24 @@ constexpr std::array<Architecture, 14> kArchitectures = {{
      .layers_scaled_by_width = 62,
      .window_rule = WindowRule::kPattern,
      .window_period = 6,
+     .window_rope_base = 10000.0f},
+    {.name = "gemma3n",
+     .qk_norm = QkNorm::kHeads,
+     .post_norms = true,
+     .activation = Activation::kGelu,
+     .scales_embeddings = true,
+     .caps_logits = true,
+     .logit_cap = 30.0f,
+     .attention_scale = 1.0f,
+     .v_norm = true,
+     .shares_kv = true,
+     .layer_widths = true,
+     .gate_cuts = true,
+     .alternating_updates = true,
+     .laurel_rank = 64,
+     .layer_inputs = true,
+     .window_rule = WindowRule::kPattern,
+     .window_period = 5,
      .window_rope_base = 10000.0f},
     {.name = "gpt2",
      .needs_qkv_bias = true,

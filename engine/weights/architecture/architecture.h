@@ -77,6 +77,21 @@ struct Architecture {
   float logit_cap = 0.0f;      // its default; 0: none
   // A model of so many layers scales q.k by 1/sqrt(d_model / heads), not by 1/sqrt(head_dim).
   int32_t layers_scaled_by_width = 0;
+  float attention_scale = 0.0f;  // of q.k; 0: as above
+  bool v_norm = false;           // an RMS norm of each head of V, without weights
+  // The last attention.shared_kv_layers layers attend to the K and V of an earlier layer.
+  bool shares_kv = false;
+  // feed_forward_length may have a value for each layer.
+  bool layer_widths = false;
+  // Gates are cut off (ModelShape::gate_cuts), as the key activation_sparsity_scale says.
+  bool gate_cuts = false;
+  // The stream has altup.num_inputs copies: AltUp (ModelShape::streams).
+  bool alternating_updates = false;
+  // Rank of LAuReL, a branch beside attention (ModelShape::laurel_rank); 0: none.
+  int32_t laurel_rank = 0;
+  // Each layer has an input of its own (ModelShape::layer_width), of
+  // embedding_length_per_layer_input numbers.
+  bool layer_inputs = false;
   WindowRule window_rule = WindowRule::kShortensContext;
   int32_t window = 0;         // where the file names none; 0: none
   bool needs_window = false;  // the file must name one
