@@ -75,9 +75,13 @@ uint64_t LevelBytes(const engine::GgufFile& file, const engine::ModelShape& shap
                  static_cast<uint64_t>(kept) / static_cast<uint64_t>(all);
       }
     };
-    add({"attn_norm", "ffn_norm", "attn_k", "attn_v"}, 1, 1);
+    const auto layer = static_cast<int32_t>(i);
+    const bool own_kv = shape.KvSourceOf(layer) == layer;
+    if (!own_kv && extent == engine::LayerExtent{}) continue;  // left out
+    add({"attn_norm", "ffn_norm", "laurel_l", "laurel_r", "inp_gate", "proj"}, 1, 1);
+    if (own_kv) add({"attn_k", "attn_v"}, 1, 1);
     add({"attn_q", "attn_output"}, extent.heads, shape.heads);
-    add({"ffn_gate", "ffn_up", "ffn_down"}, extent.neurons, shape.d_ff);
+    add({"ffn_gate", "ffn_up", "ffn_down"}, extent.neurons, shape.NeuronsOf(layer));
   }
   const std::string lora = absl::StrCat("withy.lora.", level.percent, ".");
   for (const engine::TensorInfo& tensor : file.tensors()) {
@@ -191,8 +195,11 @@ void AddLevels(const Inspection& in, std::vector<std::vector<std::string>>* rows
   }
   for (size_t i = 0; i < in.levels.levels.size(); ++i) {
     const engine::LevelSpec& level = in.levels.levels[i];
-    const auto whole = std::count(level.layers.begin(), level.layers.end(),
-                                  engine::LayerExtent{in.shape.heads, in.shape.d_ff});
+    int32_t whole = 0;
+    for (int32_t layer = 0; layer < in.shape.layers; ++layer) {
+      const engine::LayerExtent& extent = level.layers[static_cast<size_t>(layer)];
+      whole += extent == engine::FullExtent(in.shape, layer) ? 1 : 0;
+    }
     rows->push_back(
         {absl::StrCat("  ", level.percent, " %"),
          absl::StrCat(Bytes(in.level_bytes[i]), ", ", Range(level, &engine::LayerExtent::heads),

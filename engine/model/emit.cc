@@ -48,8 +48,17 @@ class Emitter {
   void Layer(int32_t layer) {
     const ModelShape& s = facts_.shape;
     const bool last = layer + 1 == s.layers;
+    if (plan_.RowsBeforeKv(layer) > 0) Compute(layer);
+    const auto wanted = static_cast<int32_t>(plan_.wanted().size());
+    if (last && wanted > 0 && s.streams > 1) Add(OpKind::kMerge, -1, wanted, {Role::kMerge});
+    const int32_t tapped = last ? wanted : plan_.RowsAfterKv(layer);
+    if (tap_ && tapped > 0) AddPending(&Add(OpKind::kTap, layer, tapped, {}));
+    if (last && wanted > 0) Logits(wanted);
+  }
+
+  void Compute(int32_t layer) {
+    const ModelShape& s = facts_.shape;
     const int32_t begin_rows = plan_.RowsBeforeKv(layer);
-    if (begin_rows == 0) return;
     if (s.streams > 1) {
       Add(OpKind::kPredict, layer, begin_rows,
           {Role::kStreamRouterNorm, Role::kStreamRouter, Role::kStreamPredict});
@@ -67,12 +76,8 @@ class Emitter {
     if (plan_.ComputesAttention(layer)) Attention(layer, rows);
     if (plan_.ComputesMlp(layer)) FeedForward(layer, rows);
     AfterMlp(layer, rows);
-    if (last && s.streams > 1) Add(OpKind::kMerge, -1, rows, {Role::kMerge});
-    if (tap_) AddPending(&Add(OpKind::kTap, layer, rows, {}));
-    if (last) Logits(rows);
   }
 
-  // Such models have no levels.
   void AfterMlp(int32_t layer, int32_t rows) {
     const ModelShape& s = facts_.shape;
     if (s.streams > 1) {

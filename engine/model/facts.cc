@@ -36,7 +36,8 @@ class FactsReader {
     facts_.lora_rank = table.lora_rank;
     if (facts_.lora_rank > 0) WITHY_RETURN_IF_ERROR(Lora());
     if (!levels.empty()) {
-      const absl::Status status = CheckHasLevels(s);
+      absl::Status status = CheckHasLevels(s);
+      if (status.ok()) status = CheckSlices(s, levels, 0);
       if (!status.ok()) return Annotate(status, file_.path());
       facts_.levels.assign(levels.begin(), levels.end());
       facts_.lora_rank = 0;
@@ -303,7 +304,7 @@ class FactsReader {
   ModelFacts facts_;
 };
 
-// Matrices that every level multiplies whole.
+// Matrices that every level multiplies whole; those of a layer, unless it leaves that out.
 constexpr std::array<WeightRole, 3> kBesideLayers = {WeightRole::kSpread, WeightRole::kMerge,
                                                      WeightRole::kLayerProjection};
 constexpr std::array<WeightRole, 4> kBesideAttention = {
@@ -326,7 +327,7 @@ class LevelMeter {
       const LayerExtent& extent = facts_.Extent(level, layer);
       info.weight_bytes += LayerBytes(layer, extent);
       info.flops_per_token += LayerFlops(layer, extent);
-      AddBeside(layer, kBesideAttention, &info);
+      if (extent != LayerExtent{}) AddBeside(layer, kBesideAttention, &info);
       if (level < facts_.full_level() && facts_.lora_rank > 0 && extent != FullExtent(s, layer)) {
         AddLora(level, layer, extent, &info);
       }

@@ -130,7 +130,7 @@ TEST(ArchitectureLevelTest, LevelsCutModelsWithWindowsOrLayersWithoutRope) {
 }
 
 TEST(ArchitectureLevelTest, ModelsWhoseBranchesAreNoLlamasHaveNoLevels) {
-  for (const char* architecture : {"olmo2", "granite", "gemma2", "gemma3", "gemma3n", "gpt2"}) {
+  for (const char* architecture : {"olmo2", "granite", "gemma2", "gemma3", "gpt2"}) {
     SynthShape shape = TinyShape();
     shape.architecture = architecture;
     const TestFolder folder;

@@ -38,8 +38,10 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
   if (uniform_) return;
   const auto add = [&](RowExtents* to, int32_t layer, const PlannedRow& planned) {
     const LayerExtent& extent = facts.Extent(planned.level, layer);
+    // K and V of an earlier layer have as many heads at every level that computes this one.
+    const bool limited = s.cuts_kv_heads() && s.KvSourceOf(layer) == layer;
     const int32_t heads =
-        s.cuts_kv_heads() ? facts.Extent(planned.attention_level, layer).heads : extent.heads;
+        limited ? facts.Extent(planned.attention_level, layer).heads : extent.heads;
     narrowed_ = narrowed_ || heads < extent.heads;
     to->heads.push_back(heads);
     to->q_rows.push_back(extent.heads * s.head_dim);
@@ -53,10 +55,15 @@ void RowPlan::PlanExtents(const ModelFacts& facts) {
     for (const PlannedRow& planned : rows_) add(&extents, layer, planned);
   }
   wanted_extents_.resize(static_cast<size_t>(layers_));
+  sharing_rows_.assign(static_cast<size_t>(layers_), 0);
   for (int32_t layer = last_kv_layer_; layer < layers_; ++layer) {
     RowExtents& extents = wanted_extents_[static_cast<size_t>(layer)];
     extents.Clear();
-    for (const int32_t i : wanted_) add(&extents, layer, row(i));
+    for (const int32_t i : wanted_) {
+      add(&extents, layer, row(i));
+      const bool computes = facts.Extent(row(i).level, layer) != LayerExtent{};
+      sharing_rows_[static_cast<size_t>(layer)] += computes ? 1 : 0;
+    }
   }
 }
 

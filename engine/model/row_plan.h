@@ -49,9 +49,15 @@ class RowPlan {
 
   // Number of rows that begin a layer, and of those that continue once its K and V are stored. Once
   // the last K and V are, only wanted rows continue: in the last layer, and in all layers that
-  // share K and V of earlier ones.
-  int32_t RowsBeforeKv(int32_t layer) const { return RowsIf(layer > last_kv_layer_); }
-  int32_t RowsAfterKv(int32_t layer) const { return RowsIf(OnlyWantedAfterKv(layer)); }
+  // share K and V of earlier ones. Of the latter, those that a level leaves out have no rows of it.
+  int32_t RowsBeforeKv(int32_t layer) const {
+    return layer > last_kv_layer_ ? RowsAfterKv(layer) : count();
+  }
+  int32_t RowsAfterKv(int32_t layer) const {
+    if (!OnlyWantedAfterKv(layer)) return count();
+    if (layer == last_kv_layer_ || uniform_) return static_cast<int32_t>(wanted_.size());
+    return sharing_rows_[static_cast<size_t>(layer)];
+  }
   bool OnlyWantedAfterKv(int32_t layer) const { return layer >= last_kv_layer_; }
   // Whether rows end with a layer's K and V.
   bool KeepsWanted(int32_t layer) const {
@@ -84,9 +90,6 @@ class RowPlan {
 
  private:
   bool IsLast(int32_t layer) const { return layer + 1 == layers_; }
-  int32_t RowsIf(bool only_wanted) const {
-    return only_wanted ? static_cast<int32_t>(wanted_.size()) : count();
-  }
   void PlanExtents(const ModelFacts& facts);
   void PlanShares(const ModelFacts& facts);
 
@@ -101,6 +104,7 @@ class RowPlan {
   bool narrowed_ = false;
   std::vector<RowExtents> extents_;         // [layer]
   std::vector<RowExtents> wanted_extents_;  // [layer], of the wanted rows, where only they continue
+  std::vector<int32_t> sharing_rows_;       // [layer], wanted rows that compute it
   std::vector<double> share_before_;        // [layer + 1]
 };
 

@@ -123,7 +123,8 @@ class Reader {
       level.percent = static_cast<int32_t>(percent[i]);
       for (size_t layer = 0; layer < layers; ++layer) {
         WITHY_ASSIGN_OR_RETURN(const LayerExtent extent,
-                               Extent(heads[i * layers + layer], neurons[i * layers + layer]));
+                               Extent(static_cast<int32_t>(layer), heads[i * layers + layer],
+                                      neurons[i * layers + layer]));
         level.layers.push_back(extent);
       }
     }
@@ -174,16 +175,17 @@ class Reader {
   }
 
   // Whole units of heads are also whole panels of attn_output.
-  absl::StatusOr<LayerExtent> Extent(int64_t heads, int64_t neurons) const {
+  absl::StatusOr<LayerExtent> Extent(int32_t layer, int64_t heads, int64_t neurons) const {
     const int32_t unit = shape_.query_heads_per_unit();
     if (heads < 0 || heads > shape_.heads || heads % unit != 0) {
       return Wrong("withy.level.heads", heads,
                    absl::StrCat("a multiple of ", unit, " from 0 to ", shape_.heads));
     }
-    const int32_t panel = NeuronPanel(shape_.d_ff);
-    if (neurons < 0 || neurons > shape_.d_ff || (neurons != shape_.d_ff && neurons % panel != 0)) {
+    const int32_t all = shape_.NeuronsOf(layer);
+    const int32_t panel = NeuronPanel(all);
+    if (neurons < 0 || neurons > all || (neurons != all && neurons % panel != 0)) {
       return Wrong("withy.level.neurons", neurons,
-                   absl::StrCat("a multiple of ", panel, " from 0 to ", shape_.d_ff));
+                   absl::StrCat("a multiple of ", panel, " from 0 to ", all));
     }
     return LayerExtent{static_cast<int32_t>(heads), static_cast<int32_t>(neurons)};
   }
@@ -298,7 +300,32 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
   return {};
 }
 
+absl::Status CheckSlices(const ModelShape& shape, std::span<const LevelSpec> levels,
+                         int32_t lora_rank) {
+  if (!shape.nested_slices) return absl::OkStatus();
+  if (lora_rank > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("withy.lora.rank is ", lora_rank, "; levels of the architecture ",
+                     shape.architecture, " are slices and have no LoRA: make it 0"));
+  }
+  for (const LevelSpec& level : levels) {
+    for (int32_t layer = 0; layer < static_cast<int32_t>(level.layers.size()); ++layer) {
+      const LayerExtent& e = level.layers[static_cast<size_t>(layer)];
+      const bool left_out = e == LayerExtent{};
+      if (left_out ? shape.KvSourceOf(layer) != layer : e.heads == shape.heads && e.neurons > 0) {
+        continue;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("level ", level.percent, " % has ", e.heads, " heads and ", e.neurons,
+                       " neurons in layer ", layer, "; a slice has all ", shape.heads,
+                       " heads and some neurons, or, of layers that share K and V, none of both"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckHasLevels(const ModelShape& shape) {
+  if (shape.nested_slices) return absl::OkStatus();
   const bool as_llama =
       !shape.layer_norms && !shape.product_biases && shape.gated_mlp && shape.experts == 0;
   if (as_llama && !shape.ChangesBranches() && shape.pre_norms && shape.qk_norm != QkNorm::kWhole) {
@@ -312,7 +339,8 @@ absl::Status CheckHasLevels(const ModelShape& shape) {
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape) {
   WITHY_ASSIGN_OR_RETURN(LevelTable table, Reader(file, shape).Read());
   if (!table.levels.empty()) {
-    const absl::Status status = CheckHasLevels(shape);
+    absl::Status status = CheckHasLevels(shape);
+    if (status.ok()) status = CheckSlices(shape, table.levels, table.lora_rank);
     if (!status.ok()) return Annotate(status, file.path());
   }
   return table;

@@ -21,7 +21,10 @@ inline constexpr int32_t kMaxLoraRank = 64;
 
 // Part of one layer that a level computes: a prefix of the query heads (in packed order) and of the
 // MLP's neurons. 0 omits attention or the MLP. If levels do not cut KV heads, K and V are computed
-// anyway, so that the context can continue at another level.
+// anyway, so that the context can continue at another level. A level that is a slice
+// (ModelShape::nested_slices) has all heads of a layer and a prefix of its neurons, or leaves out
+// the whole layer, with all that it has beside attention and MLP. Source: Devvrit et al.,
+// "MatFormer", section 3.1; layers are left out by Gemma 3n.
 struct LayerExtent {
   int32_t heads = 0;    // a multiple of ModelShape::query_heads_per_unit, up to the model's heads
   int32_t neurons = 0;  // a multiple of the panel of ffn_down, or all of the layer
@@ -107,11 +110,18 @@ LoraShape LoraShapeOf(LoraPart part, const ModelShape& shape, const LayerExtent&
                       int32_t rank);
 
 // Levels cut the inputs and outputs of attention and MLP, which must not be normed or scaled as a
-// whole; and they cut one MLP, not experts. Errors: UNIMPLEMENTED naming architecture and reason.
+// whole, unless the model was trained with its slices; and they cut one MLP, not experts. Errors:
+// UNIMPLEMENTED naming architecture and reason.
 absl::Status CheckHasLevels(const ModelShape& shape);
 
+// Whether levels of a model with nested slices are slices: without LoRA, and each layer has all
+// heads and some neurons, or is left out, which only layers that share K and V can be. OK for other
+// models. Errors: INVALID_ARGUMENT naming level, layer, value and limit.
+absl::Status CheckSlices(const ModelShape& shape, std::span<const LevelSpec> levels,
+                         int32_t lora_rank);
+
 // Reads a file's levels; empty for a plain model. Errors: INVALID_ARGUMENT naming key, value and
-// limit; as CheckHasLevels.
+// limit; as CheckHasLevels and CheckSlices.
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape);
 
 }  // namespace withy::engine

@@ -95,6 +95,7 @@ class ShapeReader {
     shape_.fused_gate_up = architecture_->fused_gate_up;
     shape_.attention_sinks = architecture_->attention_sinks;
     shape_.v_norm = architecture_->v_norm;
+    shape_.nested_slices = architecture_->nested_slices;
     return absl::OkStatus();
   }
 

@@ -56,6 +56,7 @@ struct ModelShape {
   bool fused_gate_up = false;
   bool attention_sinks = false;
   bool v_norm = false;
+  bool nested_slices = false;
   // Neurons of each layer; empty: all have d_ff.
   std::vector<int32_t> layer_neurons = {};
   // Layer whose K and V a layer attends to: its own, or one that is before it and has as much of a

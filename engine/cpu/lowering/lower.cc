@@ -428,8 +428,13 @@ AttentionArgs Lowering::AttentionOf(int32_t rows, bool all_rows) {
 // Makes room for the parts of all layers' attention, which does not move while steps point at it.
 void Lowering::ReserveParts() {
   size_t floats = 0;
-  for (const bool all_rows : {true, false}) {
-    const auto rows = all_rows ? plan_->count() : static_cast<int32_t>(plan_->wanted().size());
+  std::pair<int32_t, bool> reserved;  // rows, and whether they are of all rows
+  for (const Op& op : program_->ops) {
+    if (op.kind != OpKind::kAttend) continue;
+    const int32_t rows = op.rows;
+    const bool all_rows = !plan_->OnlyWantedAfterKv(op.layer);
+    if (reserved == std::pair(rows, all_rows)) continue;
+    reserved = {rows, all_rows};
     attention_rows_.clear();
     for (int32_t i = 0; i < rows; ++i) {
       const int32_t row = all_rows ? i : plan_->wanted()[static_cast<size_t>(i)];

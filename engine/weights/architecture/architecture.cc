@@ -72,6 +72,7 @@ constexpr std::array<Architecture, 15> kArchitectures = {{
      .gate_cuts = true,
      .alternating_updates = true,
      .laurel_rank = 64,
+     .nested_slices = true,
      .layer_inputs = true,
      .window_rule = WindowRule::kPattern,
      .window_period = 5,

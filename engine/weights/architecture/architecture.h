@@ -89,6 +89,8 @@ struct Architecture {
   bool alternating_updates = false;
   // Rank of LAuReL, a branch beside attention (ModelShape::laurel_rank); 0: none.
   int32_t laurel_rank = 0;
+  // Levels are slices that the model was trained with (levels.h).
+  bool nested_slices = false;
   // Each layer has an input of its own (ModelShape::layer_width), of
   // embedding_length_per_layer_input numbers.
   bool layer_inputs = false;
