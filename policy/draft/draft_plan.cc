@@ -91,6 +91,10 @@ VerifiedDrafts DraftLearning::OnStep(DraftedCall* call, const DecodedStep& step,
   told.plain_ms = tokens * call->plain_ms;
   told.took_ms = ms;
   for (const DraftSourceKind source : kModels) {
+    // What look-ups gave is no gain of a model that was asked beside them.
+    if (call->model == source && told.drafted[static_cast<size_t>(DraftSourceKind::kLookup)] > 0) {
+      continue;
+    }
     // What the draft's KV of the prompt took is paid once, and says nothing of the passes to come.
     call->speculation.OnSource(source, call->model == source, tokens, ms - call->catch_up_ms,
                                call->plain_ms);

@@ -147,6 +147,32 @@ TEST_F(DraftPlanTest, AModelIsAskedBesideALookUpThatPromisesLess) {
   EXPECT_TRUE(asked(6));
 }
 
+TEST_F(DraftPlanTest, WhatALookUpGaveIsNoGainOfTheModelBesideIt) {
+  DraftedCall& call = AddCall();
+  Gains(kPrefix, 1.2);
+  Gains(kDraft, 6);
+  const SourceGain& gain = call.speculation.GainOf(kDraft);
+  const auto gain_behind_step = [&](int32_t matched) {
+    call.tree = {};
+    DraftPlan plan = Plan();
+    Expect(call, kLookup, matched);
+    plan.OnDrafted({});
+    EXPECT_EQ(plan.next()->source, kDraft);
+    Expect(call, kDraft, 8);
+    plan.OnDrafted({.ms = 2});
+    EXPECT_EQ(call.model, kDraft);
+    const auto rows = static_cast<int32_t>(call.chosen.size()) + 1;
+    learning_.OnStep(&call,
+                     {.rows = rows, .batch_calls = 1, .batch_rows = rows, .ms = 10, .alone = true},
+                     10, std::vector<int32_t>{1, 2, 3, 4});
+    call.plain_ms = 10;
+    return gain.gain();
+  };
+  const double before = gain.gain();
+  EXPECT_EQ(gain_behind_step(3), before);
+  EXPECT_LT(gain_behind_step(0), before) << "four tokens are fewer than six";
+}
+
 TEST_F(DraftPlanTest, AModelIsAskedOnlyWhereItIsAllowedReadyAndPays) {
   DraftedCall& call = AddCall();
   const auto asked = [&](bool may_ask_models = true) {
