@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/status.h"
+#include "engine/weights/architecture/trained_slices.h"
 #include "engine/weights/layout.h"
 
 namespace withy::engine {
@@ -103,7 +104,7 @@ class Reader {
   Reader(const GgufFile& file, const ModelShape& shape) : file_(file), shape_(shape) {}
 
   absl::StatusOr<LevelTable> Read() {
-    if (!file_.Has("withy.level.percent")) return LevelTable{};
+    if (!file_.Has("withy.level.percent")) return LevelTable{.levels = TrainedSlices(shape_)};
     WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> percent,
                            file_.GetIntArray("withy.level.percent"));
     WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, Extents("withy.level.heads", percent));
