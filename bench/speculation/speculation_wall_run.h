@@ -16,8 +16,7 @@ struct WallRun {
   std::string packed;  // a packed file
   // "resident", "mmap", "stream", "layers", "peer", "pair" or "service"
   std::string contestant;
-  uint64_t budget_bytes =
-      0;  // of the target; of "pair" and "service", 0: its weights stay in memory
+  uint64_t budget_bytes = 0;  // of the target; 0: "pair" and "service" keep it in memory
   int32_t threads = 2;
   int32_t tokens = 8;
   double seconds = 60;  // ends earlier than `tokens` if they take longer
