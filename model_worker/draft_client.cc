@@ -19,7 +19,6 @@ namespace {
 
 // A step that waits longer for its weights has other troubles.
 constexpr absl::Duration kLongestGrowth = absl::Seconds(10);
-constexpr absl::Duration kCostsPatience = absl::Seconds(5);
 // A growth whose step has ended is not computing; this is the way back.
 constexpr absl::Duration kGrowthPatience = absl::Milliseconds(5);
 
@@ -54,7 +53,10 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
   AskCosts();
 }
 
-DraftClient::~DraftClient() { EndGrowing(); }
+DraftClient::~DraftClient() {
+  EndGrowing();
+  if (costs_ != nullptr) costs_->context.TryCancel();
+}
 
 // Lends the processors to draft_worker while a step waits.
 class DraftClient::Windows final : public serving::StepWindows {
@@ -76,7 +78,7 @@ void DraftClient::AskCosts() {
   if (pass_ms_ > 0 || clock_.SteadyNanos() < retry_ns_) return;
   if (costs_ == nullptr) {
     costs_ = std::make_shared<Costs>();
-    rpc::SetTimeout(&costs_->context, kCostsPatience);
+    costs_->context.set_wait_for_ready(true);  // one that starts later is found at once
     stub_->async()->GetWorkerInfo(&costs_->context, &costs_->request, &costs_->response,
                                   [costs = costs_](const grpc::Status& status) {
                                     costs->status = status;

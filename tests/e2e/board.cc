@@ -299,6 +299,20 @@ Answer Generate(v1::LlmService::Stub& stub, const std::string& token,
   return answer;
 }
 
+bool WaitUntilDrafted(Board& board) {
+  const auto stub = board.NewStub();
+  const std::string token = board.BindApp("until-drafted");
+  v1::GenerateRequest request = UserRequest("", "tell me about the weather", 8);
+  request.set_speculation(v1::SPECULATION_DRAFT);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (absl::Now() < deadline) {
+    const Answer answer = Generate(*stub, token, request);
+    if (!answer.status.ok()) return false;
+    if (answer.finished.speculation().sources_size() > 0) return true;
+  }
+  return false;
+}
+
 Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,
                          const v1::GenerateRequest& request, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;

@@ -98,6 +98,10 @@ Answer Generate(v1::LlmService::Stub& stub, const std::string& token,
                 const std::function<bool(const Answer&)>& on_delta = nullptr,
                 absl::Duration timeout = absl::Seconds(60));
 
+// Calls, as an app of its own, until an answer has tokens that draft_worker drafted: model_worker
+// finds it a moment after both serve. False: none has, for half a minute.
+bool WaitUntilDrafted(Board& board);
+
 // Repeats a call with its request_id while it fails with UNAVAILABLE, ABORTED or
 // RESOURCE_EXHAUSTED, as a robust app does.
 Answer GenerateWithRetry(v1::LlmService::Stub& stub, const std::string& token,

@@ -110,6 +110,7 @@ TEST_F(SpansTest, EveryPhaseIsRecordedWhereItHappens) {
               "orchestrator.tlm_path=" + TestTlmPath(), "model.tree_rows=9",
               "profiler.kernel_spans_per_mille=1000"},
              /*speculate_always=*/true);
+  ASSERT_TRUE(WaitUntilDrafted(*board_)) << board_->Log("model_worker");
   const std::string context_id = CreateContext(*stub_, token_);
   for (const v1::Speculation source :
        {v1::SPECULATION_DRAFT, v1::SPECULATION_PREFIX, v1::SPECULATION_OFF}) {

@@ -157,6 +157,7 @@ def make_fleet(directory, count, options, app="fleet"):
             board.token = token
             if board is not first:
                 shutil.copytree(first.directory / "state", board.directory / "state")
+        for board in boards:
             board.start()
         for board in boards:
             board.wait()
