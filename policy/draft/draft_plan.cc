@@ -99,6 +99,7 @@ VerifiedDrafts DraftLearning::OnStep(DraftedCall* call, const DecodedStep& step,
     call->speculation.OnSource(source, call->model == source, tokens, ms - call->catch_up_ms,
                                call->plain_ms);
   }
+  if (call->vain_model.has_value()) call->speculation.OnVainAsk(*call->vain_model);
   if (call->model.has_value()) {
     const MatchedBranch branch =
         MostMatchingBranch(call->tree, std::span(call->chosen).first(verified), answer);
@@ -133,6 +134,7 @@ DraftPlan::DraftPlan(const DraftOptions& options, const DraftLearning& learning,
     call->expected_gain = 1;
     call->draft_ms = call->catch_up_ms = 0;
     call->model.reset();
+    call->vain_model.reset();
   }
   AskLookups();
   if (next() == nullptr) OnLookedUp();
@@ -157,7 +159,11 @@ void DraftPlan::OnDrafted(const Drafted& drafted) {
     call->catch_up_ms += drafted.caught_up_ms;
   }
   for (DraftedCall* call : asked.calls) {
-    if (drafted.came) call->model = asked.source;
+    if (drafted.came) {
+      call->model = asked.source;
+    } else if (!(OfferOf(*call, asked.source).catch_up_ms > 0)) {
+      call->vain_model = asked.source;
+    }
     Choose(*call);
   }
   AskNextModel();
@@ -286,7 +292,8 @@ GrowthLimits DraftPlan::LimitsOf(const DraftedCall& call, const Model& model, do
   return limits;
 }
 
-// The model whose tree of this call may grow in windows; of two the one with the higher rank.
+// The model whose tree of this call may grow in windows; of two the one with the higher rank. What
+// the draft model grows comes when it is asked, so it is not preferred where it may not be.
 std::optional<DraftSourceKind> DraftPlan::WindowSource(const DraftedCall& call) const {
   if (!options_.windows) return std::nullopt;
   const auto offers = [&call](DraftSourceKind source) {
@@ -297,11 +304,11 @@ std::optional<DraftSourceKind> DraftPlan::WindowSource(const DraftedCall& call) 
       offers(DraftSourceKind::kDraft) &&
       (options_.always || (call.speculation.GainOf(DraftSourceKind::kDraft).Asked() &&
                            CatchUpPays(call, DraftSourceKind::kDraft, kWindowCatchUpShare)));
-  if (by_draft && (!by_prefix || RankOf(call, DraftSourceKind::kDraft) >
-                                     RankOf(call, DraftSourceKind::kPrefix))) {
-    return DraftSourceKind::kDraft;
-  }
-  return by_prefix ? std::optional(DraftSourceKind::kPrefix) : std::nullopt;
+  if (!by_prefix) return by_draft ? std::optional(DraftSourceKind::kDraft) : std::nullopt;
+  const bool preferred =
+      by_draft && (options_.always || may_ask_models_) &&
+      RankOf(call, DraftSourceKind::kDraft) > RankOf(call, DraftSourceKind::kPrefix);
+  return preferred ? DraftSourceKind::kDraft : DraftSourceKind::kPrefix;
 }
 
 void DraftPlan::ChooseWindows(DraftedCall& call) const {

@@ -80,6 +80,8 @@ struct DraftedCall {
   double draft_ms = 0;                        // that drafting took, for any call of the step
   double catch_up_ms = 0;                     // of that: for KV of tokens from before
   std::optional<DraftSourceKind> model = {};  // that drafted for this call
+  // The model that was asked for this call, had all its KV, and gave nothing.
+  std::optional<DraftSourceKind> vain_model = {};
 };
 
 // A decode step that was computed.
@@ -160,7 +162,7 @@ class DraftPlan {
 
  private:
   // Of two models the one with the larger rank is asked: whether it is due, what it gained, and
-  // less its pass.
+  // what its pass takes, negated.
   using SourceRank = std::tuple<bool, double, double>;
   // A model that may be asked.
   struct Model {

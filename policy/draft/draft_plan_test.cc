@@ -247,6 +247,29 @@ TEST_F(DraftPlanTest, ADraftThatDidNotComeSaysNothingOfItsModel) {
   EXPECT_EQ(call.draft_ms, 3);
 }
 
+// Else one whose drafts are always late would be asked for ever, and the other one never.
+TEST_F(DraftPlanTest, AModelThatNobodyTriedAndThatGivesNothingMakesWayForOneThatPays) {
+  DraftedCall& call = AddCall();
+  Gains(kPrefix, 3);
+  const auto in_vain = [&](double catch_up_ms) {
+    Offer(kDraft).catch_up_ms = catch_up_ms;
+    call.plain_ms = 10;
+    DraftPlan plan = Plan();
+    plan.OnDrafted({});
+    const DraftSourceKind source = plan.next()->source;
+    plan.OnDrafted({.came = false, .ms = 3});
+    const int32_t answer[] = {1};
+    learning_.OnStep(&call, {.rows = 1, .batch_calls = 1, .batch_rows = 1, .ms = 10, .alone = true},
+                     10, answer);
+    return source;
+  };
+  EXPECT_EQ(in_vain(/*catch_up_ms=*/5), kDraft);
+  EXPECT_EQ(in_vain(0), kDraft) << "it had to compute KV first";
+  EXPECT_EQ(in_vain(0), kPrefix);
+  for (const auto& state : states_) state->GainOf(kDraft).OnPaused(kTrialTokens);
+  EXPECT_EQ(in_vain(0), kDraft);
+}
+
 TEST_F(DraftPlanTest, EverySourceIsAskedWhereNothingIsWeighed) {
   DraftedCall& call = AddCall();
   options_.always = true;
@@ -307,8 +330,8 @@ TEST_F(DraftPlanTest, AcceptedTokensGainAndTeachTheirModel) {
 
 TEST_F(DraftPlanTest, TheModelThatGainedMoreGrowsInWindows) {
   DraftedCall& call = AddCall();
-  const auto windows = [&] {
-    DraftPlan plan = Plan();
+  const auto windows = [&](bool may_ask_models = true) {
+    DraftPlan plan = Plan(may_ask_models);
     while (plan.next() != nullptr) plan.OnDrafted({});
     DraftedCall* const calls[] = {&call};
     const auto ask = WindowAsk(options_, calls);
@@ -334,6 +357,13 @@ TEST_F(DraftPlanTest, TheModelThatGainedMoreGrowsInWindows) {
   EXPECT_EQ(windows(), kDraft);
   Offer(kDraft).catch_up_ms = 1e6;
   EXPECT_EQ(windows(), kPrefix);
+  Offer(kDraft).catch_up_ms = 0;
+  EXPECT_EQ(windows(/*may_ask_models=*/false), kPrefix)
+      << "what the draft model grows is not asked for";
+  Offer(kPrefix).grows_in_windows = false;
+  EXPECT_EQ(windows(/*may_ask_models=*/false), kDraft) << "it may be behind the next step";
+  Offer(kPrefix).grows_in_windows = true;
+  Offer(kDraft).catch_up_ms = 1e6;
   call.room.depth = 3;
   EXPECT_EQ(windows(), kPrefix);
   DraftedCall* const calls[] = {&call};

@@ -48,11 +48,11 @@ void SourceGain::OnDrafted(double tokens, double ms, double plain_ms) {
     pause_ = std::clamp(2 * pause_, kFirstPauseTokens, kLongestPauseTokens);
   }
   pause_left_ = pause_;
-  since_drafted_ = 0;
+  since_asked_ = 0;
 }
 
 bool SourceGain::Due() const {
-  return !known() || (gain() >= kPays && since_drafted_ >= kTrialTokens);
+  return (!known() || gain() >= kPays) && since_asked_ >= kTrialTokens;
 }
 
 TreeBudget PlanPass(const RowCosts& costs, std::span<const double> cumulative, int32_t other_rows,

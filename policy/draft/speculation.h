@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -52,15 +53,17 @@ class SourceGain {
   bool known() const { return plain_ms_ > 0; }
   // Whether it is to be asked: it pays, or has not been tried for a long time.
   bool Asked() const { return gain() >= kPays || pause_left_ <= 0; }
-  // Whether it is to be tried before sources that gained more: nobody knows what it would gain,
-  // or it has paid, but not been tried for a long time.
+  // Whether it is to be asked before sources that gained more: nobody knows what it would gain, or
+  // it has paid, and it has not been asked for a long time.
   bool Due() const;
   // A pass with the source's drafts gave `tokens` and took `ms`, drafting included.
   void OnDrafted(double tokens, double ms, double plain_ms);
+  // It was asked, and nothing came.
+  void OnVainAsk() { since_asked_ = 0; }
   // A pass without gave `tokens`.
   void OnPaused(double tokens) {
     pause_left_ -= tokens;
-    since_drafted_ += tokens;
+    since_asked_ += tokens;
   }
 
  private:
@@ -75,7 +78,7 @@ class SourceGain {
   double ms_ = 0;        // that they took
   double pause_ = 0;     // tokens; doubles while it does not pay
   double pause_left_ = 0;
-  double since_drafted_ = 0;  // tokens
+  double since_asked_ = std::numeric_limits<double>::infinity();  // tokens; infinite: never asked
 };
 
 // What is known of the drafts of one context, or of all contexts of an app. Not thread-safe.
@@ -120,6 +123,11 @@ struct CallSpeculation {
         state->GainOf(source).OnPaused(tokens);
       }
     }
+  }
+  // A source was asked, and nothing came.
+  void OnVainAsk(DraftSourceKind source) const {
+    context.GainOf(source).OnVainAsk();
+    app.GainOf(source).OnVainAsk();
   }
   bool Affords(double pass_ms, double plain_ms) const {
     return context.limit.Affords(pass_ms, plain_ms) && app.limit.Affords(pass_ms, plain_ms);

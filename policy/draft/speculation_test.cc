@@ -82,6 +82,11 @@ TEST(SourceGainTest, IsDueUntilItWasTriedAndAgainLongAfter) {
   for (int i = 0; i < 30; ++i) gain.OnDrafted(1, 2 * kPlainMs, kPlainMs);
   gain.OnPaused(kTrialTokens);
   EXPECT_FALSE(gain.Due()) << "its own pauses say when it is tried that does not pay";
+  SourceGain unknown;
+  unknown.OnVainAsk();
+  EXPECT_FALSE(unknown.Due());
+  unknown.OnPaused(kTrialTokens);
+  EXPECT_TRUE(unknown.Due());
 }
 
 // One refused draft does not end a source that was never tried before; a few do.
