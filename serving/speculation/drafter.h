@@ -42,8 +42,9 @@ struct DraftResult {
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // The call's next step begins behind session.tokens(); `drafts.step` is still that of its last
-  // one, but for its tree, which is empty: what is left of a tree that grew since is added to it.
+  // The call's next step begins behind session.tokens(), or one that computes its prompt is under
+  // way; `drafts.step` is still that of its last one, but for its tree, which is empty: what is
+  // left of a tree that grew since is added to it.
   virtual policy::DraftOffer Follow(const DraftTask& task) = 0;
   // Adds the tokens that are expected behind those of the calls, whose steps share a pass.
   virtual DraftResult Grow(std::span<const DraftTask> tasks, const DraftTime& time) = 0;

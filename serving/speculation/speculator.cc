@@ -213,7 +213,7 @@ void Speculator::Observe(Call& call, const policy::DecodedStep& step) {
 }
 
 void Speculator::Remember(Call& call) {
-  if (call.drafts == nullptr) return;
+  if (call.drafts == nullptr || call.unanswered) return;
   AppDrafts& app = *call.drafts->app;
   const std::span<const int32_t> tokens = call.session->tokens();
   size_t first = 0;

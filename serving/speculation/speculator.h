@@ -48,7 +48,8 @@ class Speculator {
   std::unique_ptr<StepWindows> OpenWindows(std::span<Call* const> calls);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const policy::DecodedStep& step);
-  // The call has ended, and keeps its session: what it said is looked up by later calls of its app.
+  // The call has ended, and keeps its session: what it said, if it has an answer, is looked up by
+  // later calls of its app.
   void Remember(Call& call);
   // The call is gone.
   void Forget(const Call& call);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/disk_io.h"
 #include "engine/model/testing.h"
@@ -250,6 +251,44 @@ TEST(SpeculatorWindowTest, TheDraftModelIsLentTheProcessorsWhileAStepWaits) {
     EXPECT_LE(outcome->speculation.target_passes, windows ? 15 : 30) << "of 60 tokens";
     EXPECT_GE(outcome->speculation.target_passes, windows ? 10 : 29);
   }
+}
+
+// A call that is cancelled in the second step of its prompt, whose KV stays for a retry.
+TEST(SpeculatorWindowTest, NothingIsLookedUpOfAPromptThatWasNotAnswered) {
+  const std::string alphabet = "abcdefghijklmnopqrstuvwxyz";
+  engine::FakeModel model(kFakeVocab, 512, [](const std::vector<int32_t>& history) {
+    const int32_t last = history.back();
+    return last >= 'a' && last < 'z' ? last + 1 : 'a';
+  });
+  model.weights = {.buffer_bytes = 1, .pass_bytes = 1};
+  absl::Notification reached, go;
+  int steps = 0;
+  model.on_forward = [&](const engine::Batch&) {
+    if (++steps != 2) return;
+    reached.Notify();
+    go.WaitForNotification();
+  };
+  LentDraft draft({});
+  SchedulerOptions options;
+  options.speculation = {.enabled = true, .always = true, .max_tree_rows = 9, .draft = &draft};
+  Rig rig(model, options, 256, 512);
+  std::string text;
+  for (int i = 0; i < 8; ++i) text += alphabet;
+  const auto cancelled = rig.Submit(Rig::Ask("c", text));
+  ASSERT_TRUE(reached.WaitForNotificationWithTimeout(kTestLimit));
+  rig.scheduler.Cancel(cancelled.ticket);
+  go.Notify();
+  EXPECT_EQ(cancelled.sink->Wait().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(draft.behind_prompt());
+  rig.store.With(
+      [](FakeStore::State& state) { EXPECT_FALSE(state.contexts["c"].resident.empty()); });
+
+  CallRequest request = Rig::Ask("d", "hello", 20);
+  request.speculation = policy::SpeculationMode::kLookup;
+  const auto outcome = rig.Submit(request).sink->Wait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->text, alphabet.substr(0, 20));
+  EXPECT_EQ(outcome->speculation.accepted[0], 0);
 }
 
 TEST_F(SpeculatorWindowsTest, NothingGrowsWhereItIsSwitchedOffOrNothingWaits) {
