@@ -241,8 +241,8 @@ void DraftClient::EndGrowing() {
   if (!growth->status.ok()) {
     const grpc::StatusCode code = growth->status.error_code();
     if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
-    const bool away = code == grpc::StatusCode::UNAVAILABLE;
-    grow_retry_ns_ = clock_.SteadyNanos() + (away ? policy::kDraftAwayNs : policy::kDraftRefusedNs);
+    if (code == grpc::StatusCode::UNAVAILABLE) return OnFailure(growth->status);
+    grow_retry_ns_ = clock_.SteadyNanos() + policy::kDraftRefusedNs;
     return;
   }
   LearnCatchUp(growth->response.caught_up_tokens(), growth->response.catch_up_ms());
@@ -256,13 +256,17 @@ void DraftClient::EndGrowing() {
 }
 
 // A deadline that passed has cost time already, which the limit of losses counts; what the draft
-// has computed by then is there for the next request.
+// has computed by then is there for the next request. One that was away may come back with another
+// model.
 void DraftClient::OnFailure(const grpc::Status& status) {
   const grpc::StatusCode code = status.error_code();
   if (code == grpc::StatusCode::DEADLINE_EXCEEDED) return;
   const bool away = code == grpc::StatusCode::UNAVAILABLE;
   retry_ns_ = clock_.SteadyNanos() + (away ? policy::kDraftAwayNs : policy::kDraftRefusedNs);
-  if (away) calls_.clear();
+  if (away) {
+    calls_.clear();
+    pass_ms_ = token_ms_ = 0;
+  }
   if (!away && !std::exchange(refused_, true)) {
     spdlog::info("no drafts from draft_worker: {}", status.error_message());
   }

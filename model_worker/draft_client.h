@@ -35,6 +35,8 @@ class DraftClient final : public serving::Drafter {
   std::unique_ptr<serving::StepWindows> GrowMeanwhile(
       std::span<const serving::DraftTask> tasks) override;
   void Forget(uint64_t call_id) override { calls_.erase(call_id); }
+  // Whether draft_worker was asked what its passes take, and no Follow has taken the answer yet.
+  bool asks_costs() const { return costs_ != nullptr; }
 
  private:
   class Windows;

@@ -479,12 +479,12 @@ inline constexpr int64_t kThermalStepNs = 10 * kNanosPerSecond;
 // --- Asking draft_worker (model_worker/draft_client.cc)
 
 // How long a draft may keep the target waiting, whatever it was predicted to take. Milliseconds.
-// Choice. Test: model_worker_service_test.
+// Choice. Test: model_worker_draft_client_test.
 inline constexpr double kLeastDraftPatienceMs = 5;
 inline constexpr double kMostDraftPatienceMs = 2000;
 // How long draft_worker is left alone that is away, and one that refuses to draft. Nanoseconds.
 // Choice: it restarts within a second; one that refuses has another vocabulary. Test:
-// model_worker_service_test.
+// model_worker_draft_client_test.
 inline constexpr int64_t kDraftAwayNs = 200 * kNanosPerMilli;
 inline constexpr int64_t kDraftRefusedNs = 10 * kNanosPerSecond;
 // Weight of one draft for what its passes take. Share. Unrecorded.
