@@ -53,9 +53,14 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
   AskCosts();
 }
 
+// gRPC aborts if a channel goes while a request of it is being cancelled.
 DraftClient::~DraftClient() {
+  const std::shared_ptr<Growth> growth = growth_;
   EndGrowing();
-  if (costs_ != nullptr) costs_->context.TryCancel();
+  if (growth != nullptr) growth->ended.WaitForNotification();
+  if (costs_ == nullptr) return;
+  costs_->context.TryCancel();
+  costs_->ended.WaitForNotification();
 }
 
 // Lends the processors to draft_worker while a step waits.
