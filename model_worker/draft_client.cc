@@ -19,6 +19,7 @@ namespace {
 
 // A step that waits longer for its weights has other troubles.
 constexpr absl::Duration kLongestGrowth = absl::Seconds(10);
+constexpr absl::Duration kCostsPatience = absl::Seconds(5);
 // A growth whose step has ended is not computing; this is the way back.
 constexpr absl::Duration kGrowthPatience = absl::Milliseconds(5);
 
@@ -50,7 +51,6 @@ DraftClient::DraftClient(const std::string& address, uint64_t vocabulary, Clock&
       stub_(v1::DraftWorker::NewStub(rpc::Connect(address))),
       baton_(std::move(baton)) {
   if (baton_.has_value()) baton_->TakeBack();  // if a process that was killed had lent it
-  AskCosts();
 }
 
 // gRPC aborts if a channel goes while a request of it is being cancelled.
@@ -83,7 +83,7 @@ void DraftClient::AskCosts() {
   if (pass_ms_ > 0 || clock_.SteadyNanos() < retry_ns_) return;
   if (costs_ == nullptr) {
     costs_ = std::make_shared<Costs>();
-    costs_->context.set_wait_for_ready(true);  // one that starts later is found at once
+    rpc::SetTimeout(&costs_->context, kCostsPatience);
     stub_->async()->GetWorkerInfo(&costs_->context, &costs_->request, &costs_->response,
                                   [costs = costs_](const grpc::Status& status) {
                                     costs->status = status;

@@ -277,6 +277,7 @@ TEST_F(DraftClientTest, NothingIsOfferedBeforeCostsAreTold) {
   fake_.SetCosts(kPassMs, kTokenMs, /*held=*/true);
   StartFake();
   StartClient(clock_, /*windows=*/true);
+  Offer();
   ASSERT_TRUE(fake_.AwaitInfo());
   EXPECT_FALSE(Offer().ready || Offer().grows_in_windows);
   fake_.Release();
@@ -335,10 +336,13 @@ TEST_F(DraftClientTest, WhatIsComputedInWindowsIsNotLacking) {
 
 TEST_F(DraftClientTest, OneThatStartsLaterIsFound) {
   StartClient(clock_);
-  EXPECT_FALSE(Offer().ready);
-  EXPECT_TRUE(client_->asks_costs()) << "until it is there";
+  ASSERT_TRUE(Told());
+  EXPECT_FALSE(Offer().ready || client_->asks_costs()) << "it was away a moment ago";
   StartFake();
-  EXPECT_TRUE(Eventually([&] { return Offer().ready; }));
+  EXPECT_TRUE(Eventually([&] {
+    clock_.Advance(policy::kDraftAwayNs);
+    return Offer().ready;
+  }));
 }
 
 TEST_F(DraftClientTest, OneWithoutAModelIsAskedAgainLater) {
@@ -430,6 +434,7 @@ TEST_F(DraftClientTest, ItsEndGivesUpARequestThatIsUnderWay) {
   fake_.SetCosts(kPassMs, kTokenMs, /*held=*/true);
   StartFake();
   StartClient(clock_);
+  Offer();
   ASSERT_TRUE(fake_.AwaitInfo());
   client_.reset();
   EXPECT_TRUE(fake_.AwaitGivenUp());
