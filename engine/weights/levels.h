@@ -120,8 +120,8 @@ absl::Status CheckHasLevels(const ModelShape& shape);
 absl::Status CheckSlices(const ModelShape& shape, std::span<const LevelSpec> levels,
                          int32_t lora_rank);
 
-// Reads a file's levels; where it names none, TrainedSlices; empty for a plain model. Errors: INVALID_ARGUMENT naming key, value and
-// limit; as CheckHasLevels and CheckSlices.
+// Reads a file's levels; where it names none, TrainedSlices; empty for a plain model. Errors:
+// INVALID_ARGUMENT naming key, value and limit; as CheckHasLevels and CheckSlices.
 absl::StatusOr<LevelTable> ReadLevels(const GgufFile& file, const ModelShape& shape);
 
 }  // namespace withy::engine
