@@ -32,6 +32,9 @@
 ABSL_FLAG(std::string, pocket, "", "elastic GGUF that answers are judged with");
 ABSL_FLAG(std::string, model, "", "the same, inflated: what is timed, and what the service serves");
 ABSL_FLAG(std::string, tlm, "", "GGUF of the TLM");
+ABSL_FLAG(std::string, prompts, "",
+          "JSON lines with a user's own prompts, dealt out to the apps in turn, in place of the "
+          "corpus's: right is then what the full level of --pocket itself answers");
 ABSL_FLAG(std::vector<std::string>, small, {}, "GGUFs of dedicated small models");
 ABSL_FLAG(std::string, baselines, "", "directory that withy-baselines wrote; empty: without them");
 ABSL_FLAG(std::string, structural, "",
@@ -74,6 +77,7 @@ SloOptions OptionsFromFlags() {
                      .files = {{"pocket", absl::GetFlag(FLAGS_pocket)},
                                {"model", absl::GetFlag(FLAGS_model)},
                                {"tlm", absl::GetFlag(FLAGS_tlm)},
+                               {"prompts", absl::GetFlag(FLAGS_prompts)},
                                {"structural", absl::GetFlag(FLAGS_structural)},
                                {"unordered", absl::GetFlag(FLAGS_unordered)},
                                {"fine", absl::GetFlag(FLAGS_fine)}},
@@ -125,6 +129,7 @@ class Bench {
               .small = absl::GetFlag(FLAGS_small),
               .baselines = absl::GetFlag(FLAGS_baselines),
               .structural = absl::GetFlag(FLAGS_structural)};
+    const std::string own = absl::GetFlag(FLAGS_prompts);
     size_t per_app = 1;
     for (const std::string& text : absl::GetFlag(FLAGS_alphas)) {
       double alpha = 0;
@@ -133,7 +138,9 @@ class Bench {
       per_app = std::max(per_app, *std::max_element(counts.begin(), counts.end()));
     }
     WITHY_ASSIGN_OR_RETURN(
-        prompts_, HeldOutPrompts(files_.pocket, per_app, absl::GetFlag(FLAGS_five_shot_percent)));
+        prompts_,
+        own.empty() ? HeldOutPrompts(files_.pocket, per_app, absl::GetFlag(FLAGS_five_shot_percent))
+                    : OwnPrompts(files_.pocket, own, per_app, options_));
     const std::vector<std::string> wanted = absl::GetFlag(FLAGS_tables);
     const bool grids = Wanted(wanted, "grid") || Wanted(wanted, "e2e") || Wanted(wanted, "speedup");
     const std::vector<SloRatio> slos = grids ? AllSlos() : std::vector<SloRatio>(1);
@@ -214,6 +221,7 @@ class Bench {
       call.prompt = prompts_.Index(request.app, request.prompt);
       call.app = request.app;
       call.arrival_ms = request.arrival_ms;
+      call.max_tokens = prompts_.max_tokens;
       call.slo.ttft_ratio = SloApps()[request.app].ttft_ratio;
       call.slo.tpot_ratio = SloApps()[request.app].tpot_ratio;
     }
@@ -303,6 +311,7 @@ class Bench {
       full.push_back(
           IdleBetween(service_times_, after, prompts_.facts[calls[i].prompt], outcomes[i].tokens));
       Judge(calls[i], full[i], &outcomes[i]);
+      if (prompts_.own_answers) JudgeByTable(calls[i], &outcomes[i]);
     }
     service_times_ = after;  // before the next trace
     if (!absl::GetFlag(FLAGS_calls).empty()) WriteCalls(calls, full, outcomes);
@@ -323,6 +332,14 @@ class Bench {
     result->real_met_by_service /= std::max<double>(1, static_cast<double>(outcomes.size()));
     result->real_tlm_share /= std::max(1.0, read);
     return absl::OkStatus();
+  }
+
+  // An answer that is cut off cannot be compared with the model's own as a text.
+  void JudgeByTable(const SloCall& call, ReplayOutcome* outcome) const {
+    const Policy& ours = contestants_->ours();
+    outcome->caller.right =
+        !outcome->failed && RightAt(*ours.answers, *ours.family, call.prompt,
+                                    outcome->caller.prompt_percent, outcome->model_percents);
   }
 
   // For the shortest and the longest prompt, and two lengths of answers.

@@ -3,7 +3,8 @@
 # and runs the program. Everything that is measured is in the program (bench/slo/slo.cc). Uses die, say, compile, from_caller,
 # run_here and start_temporary_service of ./withy.
 #
-# Three options are the script's own; all others go to the program as they are:
+# Four options are the script's own; all others go to the program as they are:
+#   --elastic FILE  with --prompts FILE and --tlm FILE: another model with levels, judged, timed and served as it is
 #   --shape NAME    published shape that the pocket model is inflated to (default smollm2-135m)
 #   --simulate      do not start the service; every trace runs on the simulated board
 #   --without-tlm   the service runs without a TLM; the simulated board keeps it
@@ -32,10 +33,15 @@ slo_file() { # NAME DEFAULT, arguments: the option as an absolute path
   from_caller "$value"
 }
 
-# Sets slo_pocket, slo_tlm and slo_shape, and ends the script with the command that makes a file where one is missing.
+# Sets slo_elastic, slo_pocket, slo_tlm and slo_shape, and ends the script with the command that makes a file where one is missing.
 check_bench_slo() { # arguments
   local small baselines file files
   [[ " $* " != *" --help "* ]] || return 0
+  slo_elastic=$(option_value elastic "" "$@") || exit 1
+  if [[ -n $slo_elastic ]]; then
+    check_bench_slo_elastic "$@"
+    return
+  fi
   slo_pocket=$(slo_file pocket "$PWD/models/withy-pocket-q8_0.gguf" "$@") || exit 1
   slo_tlm=$(slo_file tlm "$PWD/models/withy-pocket-tlm-q8_0.gguf" "$@") || exit 1
   small=$(option_value small "$PWD/models/withy-pocket-draft-q8_0.gguf" "$@") || exit 1
@@ -56,16 +62,43 @@ check_bench_slo() { # arguments
 (--baselines '' leaves it out)"
 }
 
+# Of a run with --elastic.
+check_bench_slo_elastic() { # arguments
+  local prompts
+  slo_elastic=$(from_caller "$slo_elastic")
+  prompts=$(option_value prompts "" "$@") || exit 1
+  slo_tlm=$(option_value tlm "" "$@") || exit 1
+  [[ -n $prompts ]] || die "bench slo: --elastic needs --prompts FILE, prompts of your own as JSON lines"
+  [[ -n $slo_tlm ]] || die "bench slo: --elastic needs --tlm FILE: make it with ./withy train tlm --model $slo_elastic --prompts FILE --out FILE"
+  slo_tlm=$(from_caller "$slo_tlm")
+  [[ -f $slo_elastic ]] ||
+    die "$slo_elastic does not exist: make it with ./withy elasticize, or with withyctl models overlay"
+  [[ -f $slo_tlm ]] || die "$slo_tlm does not exist: make it with ./withy train tlm --model $slo_elastic --prompts FILE --out $slo_tlm"
+  [[ -f $(from_caller "$prompts") ]] || die "$prompts does not exist: name a file of JSON lines, {\"prompt\": \"…\"}"
+}
+
+# Sets inflated to the pocket model in the shape that is timed; makes it where it is missing.
+inflate_for_slo() { # directory, shape
+  local dir=$1 shape=$2 sum
+  sum=$(sha256sum <"$slo_pocket")
+  inflated=$dir/$shape-${sum:0:8}.gguf
+  [[ ! -f $inflated ]] || return 0
+  say "inflating $slo_pocket to $shape"
+  build/release/bin/withy-inflate --model "$slo_pocket" --shape "$shape" --out "$inflated.new" >&2
+  rm -f "$dir"/*-"$shape".gguf "$dir/$shape"-????????.gguf # inflated from other pocket models; hundreds of megabytes each
+  mv "$inflated.new" "$inflated"
+}
+
 bench_slo() { # arguments
-  local dir=$PWD/build/bench/slo shape=${slo_shape:-} sum inflated service=1 service_tlm=${slo_tlm:-} app tokens="" program_args=()
+  local dir=$PWD/build/bench/slo shape=${slo_shape:-} inflated service=1 service_tlm=${slo_tlm:-} app tokens="" program_args=()
   if [[ " $* " == *" --help "* ]]; then
     compile release withy-bench-slo
     run_here build/release/bin/withy-bench-slo --help
   fi
   while [[ $# -gt 0 ]]; do
     case $1 in
-      --shape) shift ;;
-      --shape=*) ;;
+      --shape | --elastic) shift ;;
+      --shape=* | --elastic=*) ;;
       --simulate) service=0 ;;
       --without-tlm) service_tlm=off ;;
       *) program_args+=("$1") ;;
@@ -73,17 +106,15 @@ bench_slo() { # arguments
     shift
   done
   compile release withy-services withy-bench-slo withy-inflate
-  sum=$(sha256sum <"$slo_pocket")
-  inflated=$dir/$shape-${sum:0:8}.gguf
   mkdir -p "$dir"
-  if [[ ! -f $inflated ]]; then
-    say "inflating $slo_pocket to $shape"
-    build/release/bin/withy-inflate --model "$slo_pocket" --shape "$shape" --out "$inflated.new" >&2
-    rm -f "$dir"/*-"$shape".gguf "$dir/$shape"-????????.gguf # inflated from other pocket models; hundreds of megabytes each
-    mv "$inflated.new" "$inflated"
+  if [[ -n $slo_elastic ]]; then
+    inflated=$slo_elastic
+    set -- --pocket "$slo_elastic" --model "$slo_elastic" --tlm "$slo_tlm" --work "$dir" "${program_args[@]}"
+  else
+    inflate_for_slo "$dir" "$shape"
+    set -- --pocket "$slo_pocket" --model "$inflated" --tlm "$slo_tlm" --small "$PWD/models/withy-pocket-draft-q8_0.gguf" \
+      --baselines "$PWD/build/comparisons/baselines" --work "$dir" "${program_args[@]}"
   fi
-  set -- --pocket "$slo_pocket" --model "$inflated" --tlm "$slo_tlm" --small "$PWD/models/withy-pocket-draft-q8_0.gguf" \
-    --baselines "$PWD/build/comparisons/baselines" --work "$dir" "${program_args[@]}"
   if [[ $service == 1 ]]; then
     start_temporary_service "model { path: \"$inflated\" } orchestrator { tlm_path: \"$service_tlm\" }" calibrate
     for app in xiaoai gboard shortcuts octopus gmail rewind; do

@@ -1,7 +1,9 @@
 #include "bench/slo/slo_answers.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -16,12 +18,17 @@
 #include "offline/corpus/generator.h"
 #include "offline/tlm/decision_table.h"
 #include "offline/tlm/line_file.h"
+#include "offline/tlm/prompt_file.h"
 #include "offline/tlm/target.h"
 
 namespace withy::bench {
 namespace {
 
 using nlohmann::json;
+
+// Prompts of a user's that are answered for each one that a trace asks: some have no answer.
+// Choice.
+constexpr size_t kSparePrompts = 2;
 
 std::string Digest(const std::string& text) {
   Fnv1a hash;
@@ -45,12 +52,20 @@ absl::Status Count(const engine::ModelBundle& bundle, PromptSet* set) {
   for (const corpus::Prompt& prompt : set->prompts) {
     WITHY_ASSIGN_OR_RETURN(const Question question, Encode(bundle, prompt.record));
     set->facts.push_back({.tokens = static_cast<int32_t>(question.prompt.size()),
-                          .answer_tokens = static_cast<int32_t>(question.answer.size()),
+                          .answer_tokens = std::min(static_cast<int32_t>(question.answer.size()),
+                                                    static_cast<int32_t>(set->max_tokens)),
                           .text_bytes = prompt.text.size(),
                           .share_without_examples = corpus::ShareWithoutExamples(prompt),
                           .least_percent = LeastPercent(prompt)});
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<tlm::Target>> OpenTarget(const std::string& path,
+                                                        const engine::ModelOptions& options,
+                                                        bool own_answers) {
+  return own_answers ? tlm::Target::OpenForOwnAnswers(path, options)
+                     : tlm::Target::Open(path, options);
 }
 
 json ToJson(const engine::TlmReading& own, const std::vector<LevelLogits>& logits) {
@@ -126,6 +141,61 @@ absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_ap
   return set;
 }
 
+absl::StatusOr<PromptSet> OwnPrompts(const std::string& model, const std::string& file,
+                                     size_t per_app, const AnswerOptions& options) {
+  WITHY_ASSIGN_OR_RETURN(const std::string digest, FileDigest(file));
+  WITHY_ASSIGN_OR_RETURN(
+      tlm::OwnPrompts own,
+      tlm::ReadOwnPrompts(file, static_cast<int64_t>(kSloApps * per_app * kSparePrompts)));
+  std::vector<std::unique_ptr<tlm::Target>> targets;
+  for (int i = 0; i < options.threads; ++i) {
+    WITHY_ASSIGN_OR_RETURN(targets.emplace_back(), OpenTarget(model, {}, /*own_answers=*/true));
+  }
+  const auto make = [&](size_t index, int thread) -> absl::StatusOr<std::string> {
+    auto answer = targets[static_cast<size_t>(thread)]->Answer(own.records[index]);
+    if (absl::IsOutOfRange(answer.status())) answer = "";
+    if (!answer.ok()) return Annotate(answer.status(), absl::StrCat(file, ", prompt ", index + 1));
+    return json(*answer).dump(-1, ' ', false, json::error_handler_t::replace);
+  };
+  WITHY_ASSIGN_OR_RETURN(
+      const std::vector<std::string> lines,
+      KeptLines("own-answers",
+                absl::StrCat("own answers: model ", targets.front()->info().id, " prompts ", digest,
+                             " tokens ", tlm::kOwnAnswerTokens),
+                own.records.size(), make, options));
+  std::array<std::vector<corpus::Prompt>, kSloApps> apps;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const json answer = json::parse(lines[i], nullptr, false);
+    if (!answer.is_string()) {
+      return absl::DataLossError(absl::StrCat("line ", i + 2,
+                                              " of a table of own answers cannot be read: remove "
+                                              "the file, and it is made again"));
+    }
+    own.records[i].answer = answer.get<std::string>();
+    std::vector<corpus::Prompt>& app = apps[i % kSloApps];
+    if (own.records[i].answer.empty() || app.size() == per_app) continue;
+    app.push_back(corpus::MakePrompt(std::move(own.records[i])));
+  }
+  PromptSet set{.name = "own-" + digest,
+                .per_app = per_app,
+                .own_answers = true,
+                .max_tokens = tlm::kOwnAnswerTokens,
+                .prompts = {},
+                .facts = {}};
+  for (size_t i = 0; i < kSloApps; ++i) {
+    if (apps[i].size() < per_app) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, ": app ", ToAbsl(SloApps()[i].name), " gets ", apps[i].size(),
+                       " prompts of the ", per_app, " that the trace asks: give ",
+                       kSloApps * per_app, " lines or more, or fewer --requests"));
+    }
+    std::move(apps[i].begin(), apps[i].end(), std::back_inserter(set.prompts));
+  }
+  WITHY_ASSIGN_OR_RETURN(const engine::ModelBundle bundle, engine::OpenBundle(model, {}));
+  WITHY_RETURN_IF_ERROR(Count(bundle, &set));
+  return set;
+}
+
 absl::StatusOr<TlmTable> ReadAll(const std::string& tlm_path, const PromptSet& prompts,
                                  std::span<const SloRatio> slos, const AnswerOptions& options) {
   TlmTable table;
@@ -187,6 +257,8 @@ PromptSet Concise(const PromptSet& prompts, const std::vector<std::vector<float>
                   int32_t percent, const std::string& model, absl::Status* status) {
   PromptSet concise{.name = absl::StrCat(prompts.name, "-concise-", percent),
                     .per_app = prompts.per_app,
+                    .own_answers = prompts.own_answers,
+                    .max_tokens = prompts.max_tokens,
                     .prompts = {},
                     .facts = {}};
   for (size_t i = 0; i < prompts.prompts.size(); ++i) {
@@ -208,7 +280,8 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
   model_options.levels = model.instead;
   std::vector<std::unique_ptr<tlm::Target>> targets;
   for (int i = 0; i < options.threads; ++i) {
-    WITHY_ASSIGN_OR_RETURN(targets.emplace_back(), tlm::Target::Open(model.path, model_options));
+    WITHY_ASSIGN_OR_RETURN(targets.emplace_back(),
+                           OpenTarget(model.path, model_options, prompts.own_answers));
   }
   const engine::ModelInfo& info = targets.front()->info();
   tlm::DecisionSpace space = tlm::MakeSpace(info, Signed(prompt_levels));
@@ -251,6 +324,21 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
     answers.rows.push_back({std::move(row.tokens), std::move(row.right)});
   }
   return answers;
+}
+
+bool RightAt(const Answers& answers, const Family& family, size_t prompt, uint32_t prompt_percent,
+             std::span<const uint32_t> model_percents) {
+  const std::vector<uint32_t>& levels = answers.prompt_levels;
+  const auto above = std::upper_bound(levels.begin(), levels.end(), prompt_percent);
+  const auto level = static_cast<size_t>(std::max<ptrdiff_t>(0, above - levels.begin() - 1));
+  const std::vector<bool>& right = answers.rows[prompt].right;
+  return std::all_of(model_percents.begin(), model_percents.end(), [&](uint32_t percent) {
+    for (size_t v = 0; v < family.variants.size(); ++v) {
+      if (family.variants[v].percent == percent)
+        return static_cast<bool>(right[level * family.variants.size() + v]);
+    }
+    return false;
+  });
 }
 
 Answers Beside(const std::vector<Answers>& tables) {

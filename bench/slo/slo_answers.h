@@ -39,6 +39,8 @@ struct AnswerOptions {
 struct PromptSet {
   std::string name;  // tells sets apart in file names
   size_t per_app = 0;
+  bool own_answers = false;  // what is right is what the full model answers (tlm/target.h)
+  uint32_t max_tokens = policy::kUsualAnswerTokens;  // of an answer
   std::vector<corpus::Prompt> prompts;
   std::vector<PromptFacts> facts;  // as the pocket model's tokenizer counts
 
@@ -49,6 +51,13 @@ struct PromptSet {
 // section 5.1: all). Errors: as engine::OpenBundle.
 absl::StatusOr<PromptSet> HeldOutPrompts(const std::string& model, size_t per_app,
                                          int five_shot_percent);
+
+// A user's prompts (tlm/prompt_file.h), line after line to the next app, with what the full level
+// of the model at `model` answers to them; prompts without an answer are left out. Errors:
+// INVALID_ARGUMENT if an app gets fewer than `per_app`; as tlm::ReadOwnPrompts and Target::Answer;
+// from the disk.
+absl::StatusOr<PromptSet> OwnPrompts(const std::string& model, const std::string& file,
+                                     size_t per_app, const AnswerOptions& options);
 
 // What a TLM says of every prompt.
 struct TlmTable {
@@ -90,6 +99,12 @@ absl::StatusOr<Answers> JudgeAll(const AnswerModel& model, const PromptSet& prom
                                  const std::vector<uint32_t>& prompt_levels,
                                  const std::vector<std::vector<float>>& keep,
                                  const std::string& keep_id, const AnswerOptions& options);
+
+// Whether the answer at each of these model levels, to the prompt at this level, is right by the
+// table. A prompt level that the table lacks is judged as the next lower one that it has; a model
+// level that it lacks is wrong.
+bool RightAt(const Answers& answers, const Family& family, size_t prompt, uint32_t prompt_percent,
+             std::span<const uint32_t> model_percents);
 
 // Several tables over whole prompts side by side, in the order of a family's variants.
 Answers Beside(const std::vector<Answers>& tables);

@@ -319,6 +319,7 @@ absl::Status Contestants::AddSmall() {
 // The prompt is shortened by our scores and computed with the full model; decoding takes part of
 // the neurons.
 absl::Status Contestants::AddSparse() {
+  if (prompts_.own_answers) return absl::OkStatus();  // JudgeAllSparse asks for the whole answer
   WITHY_ASSIGN_OR_RETURN(Answers answers,
                          JudgeAllSparse(files_.pocket, prompts_, tlm_.prompt_levels, kDensities,
                                         tlm_.keep, "by TLM " + tlm_.id, options_));

@@ -27,13 +27,14 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Minutes(5);
 
-v1::GenerateRequest RequestFor(const corpus::Record& record, const SloCall& call) {
+v1::GenerateRequest RequestFor(const corpus::Record& record, uint32_t max_tokens,
+                               const policy::Slo& slo) {
   v1::GenerateRequest request;
   FillPrompt(record, request.mutable_prompt());
-  request.mutable_limits()->set_max_tokens(call.max_tokens);
+  request.mutable_limits()->set_max_tokens(max_tokens);
   request.mutable_sampling()->set_temperature(0);
   request.set_speculation(v1::SPECULATION_OFF);
-  *request.mutable_slo() = wire::ToWire(call.slo);
+  *request.mutable_slo() = wire::ToWire(slo);
   return request;
 }
 
@@ -104,6 +105,8 @@ ReplayOutcome ToOutcome(const Seen& seen, const corpus::Record& record) {
   out.caller.prompt_percent = seen.decision.prompt_level_percent();
   out.caller.model_percent = seen.decision.model_level_percent();
   out.caller.fell = seen.finished.model_levels_percent_size() > 1;
+  out.model_percents.assign(seen.finished.model_levels_percent().begin(),
+                            seen.finished.model_levels_percent().end());
   out.decision = seen.decision;
   out.by_service = seen.finished.latency();
   out.tokens = seen.tokens;
@@ -155,8 +158,8 @@ absl::StatusOr<ServiceTimes> MeasureService(const ServiceAddress& service, const
   const size_t step = std::max<size_t>(1, prompts.prompts.size() / count);
   // The first call warms everything up.
   for (size_t i = 0, asked = 0; i < prompts.prompts.size(); i += step, ++asked) {
-    const Seen seen =
-        Ask(apps[service.AppOf(prompts, i)], RequestFor(prompts.prompts[i].record, {}));
+    const Seen seen = Ask(apps[service.AppOf(prompts, i)],
+                          RequestFor(prompts.prompts[i].record, prompts.max_tokens, {}));
     WITHY_RETURN_IF_ERROR(seen.status);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(seen.end_to_end_ms));
     if (asked == 0) continue;
@@ -197,7 +200,7 @@ std::vector<ReplayOutcome> Replay(const ServiceAddress& service, const PromptSet
   const auto start = std::chrono::steady_clock::now() + kStartsIn;
   for (size_t i = 0; i < calls.size(); ++i) {
     const corpus::Record& record = prompts.prompts[calls[i].prompt].record;
-    threads.emplace_back([&, i, request = RequestFor(record, calls[i])] {
+    threads.emplace_back([&, i, request = RequestFor(record, calls[i].max_tokens, calls[i].slo)] {
       std::this_thread::sleep_until(
           start + std::chrono::nanoseconds(static_cast<int64_t>(calls[i].arrival_ms * 1e6)));
       const Seen seen = Ask(apps[service.AppOf(prompts, calls[i].prompt)], request);

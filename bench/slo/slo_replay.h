@@ -53,9 +53,10 @@ policy::Latency IdleBetween(const ServiceTimes& before, const ServiceTimes& afte
 struct ReplayOutcome {
   SloOutcome caller;  // as the caller timed it; `met` is for Judge() to say
   v1::Decision decision;
-  v1::LatencyReport by_service;  // what the service itself reports
-  uint32_t tokens = 0;           // of the answer
-  bool failed = false;           // ended with an error: late and wrong
+  v1::LatencyReport by_service;          // what the service itself reports
+  std::vector<uint32_t> model_percents;  // levels that the answer was computed with, in order
+  uint32_t tokens = 0;                   // of the answer
+  bool failed = false;                   // ended with an error: late and wrong
 };
 
 // Outcomes in the order of `calls`. Apps are processes of their own on a board, so each has its own

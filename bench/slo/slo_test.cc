@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <numeric>
 #include <set>
 
+#include "bench/slo/slo_answers.h"
 #include "bench/slo/slo_board.h"
 #include "bench/slo/slo_contestants.h"
 #include "bench/slo/slo_options.h"
@@ -19,9 +21,9 @@
 namespace withy::bench {
 namespace {
 
+using testing::HasSubstr;
 using testing::Each;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 TEST(Trace, RequestsFollowTheSkewness) {
   EXPECT_THAT(RequestsByApp(600, 0), Each(100u));
@@ -433,6 +435,60 @@ TEST(Sparse, DenseIsTheEngine) {
   ASSERT_TRUE(used.ok()) << used.status();
   EXPECT_DOUBLE_EQ(used->attention, 1);
   EXPECT_DOUBLE_EQ(used->neurons, 1);
+}
+
+// An answer whose level fell is right where every level that it used is.
+TEST(Answers, AreJudgedByTheLevelsThatTheyUsed) {
+  Family family;
+  family.variants.resize(2);
+  family.variants[0].percent = 50;
+  Answers answers{.prompt_levels = {40, 100}, .rows = {}};
+  answers.rows.push_back({{10, 20}, {false, true, true, true}});
+  const auto right = [&](uint32_t prompt_percent, std::vector<uint32_t> levels) {
+    return RightAt(answers, family, 0, prompt_percent, levels);
+  };
+  EXPECT_TRUE(right(40, {100}));
+  EXPECT_FALSE(right(40, {50}));
+  EXPECT_FALSE(right(40, {100, 50}));
+  EXPECT_TRUE(right(100, {100, 50}));
+  EXPECT_FALSE(right(70, {50})) << "as 40 %, the next that the table has";
+  EXPECT_FALSE(right(20, {50})) << "as the lowest that the table has";
+  EXPECT_FALSE(right(100, {30})) << "a level that the table lacks";
+}
+
+TEST(Answers, OfOwnPromptsAreTheModelsOwn) {
+  const engine::TestFolder folder;
+  const std::string model = "models/withy-pocket-q8_0.gguf";
+  const std::string file = folder / "prompts.jsonl";
+  const auto write = [&](size_t lines) {
+    std::ofstream out(file);
+    for (size_t i = 0; i < lines; ++i) {
+      out << R"({"prompt": "Question )" << i << R"(: what is )" << i << R"( plus 5?"})"
+          << "\n";
+    }
+  };
+  AnswerOptions options{.dir = folder / "work", .threads = 1, .progress = nullptr};
+  write(2 * kSloApps + 3);
+  const auto set = OwnPrompts(model, file, 2, options);
+  ASSERT_TRUE(set.ok()) << set.status();
+  ASSERT_EQ(set->prompts.size(), 2 * kSloApps);
+  EXPECT_TRUE(set->own_answers);
+  for (size_t app = 0; app < kSloApps; ++app) {
+    for (const size_t nth : {0, 1}) {
+      const corpus::Record& record = set->prompts[set->Index(app, nth)].record;
+      EXPECT_THAT(record.messages.back().content,
+                  HasSubstr(absl::StrCat("Question ", app + nth * kSloApps, ":")));
+      EXPECT_FALSE(record.answer.empty());
+    }
+  }
+  // The full level says what it says.
+  const auto answers =
+      JudgeAll({.path = model, .levels = true, .instead = {}}, *set, {100}, {}, "whole", options);
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  for (const Answers::Row& row : answers->rows) EXPECT_TRUE(row.right.back());
+  write(2 * kSloApps - 1);
+  EXPECT_THAT(OwnPrompts(model, file, 2, options).status().message(),
+              HasSubstr("give 12 lines or more"));
 }
 
 // Short prompts take 0.5 ms a token, long ones 0.25, and the way 2 ms; answers 3 ms a token and 4
