@@ -38,6 +38,9 @@ ABSL_FLAG(std::vector<std::string>, ways,
 ABSL_FLAG(std::vector<std::string>, budgets, std::vector<std::string>({"45", "25"}),
           "budgets in per cent of the weights");
 ABSL_FLAG(int, prompts, 6, "held-out prompts of the ways that answer");
+ABSL_FLAG(std::string, prompt_file, "",
+          "JSON lines with prompts of your own, {\"prompt\": \"...\"} or {\"messages\": [...]}, in "
+          "place of held-out ones: of a general model");
 ABSL_FLAG(int, open_prompts, 1,
           "further ones behind which the model goes on to --answer_tokens, beyond the end of its "
           "answer");
@@ -93,6 +96,7 @@ WallRun RunOfFlags() {
           .program = absl::GetFlag(FLAGS_peer),
           .draft = absl::GetFlag(FLAGS_draft),
           .ways = absl::GetFlag(FLAGS_ways),
+          .prompt_file = absl::GetFlag(FLAGS_prompt_file),
           .prompts = absl::GetFlag(FLAGS_prompts),
           .open_prompts = absl::GetFlag(FLAGS_open_prompts),
           .answer_tokens = absl::GetFlag(FLAGS_answer_tokens)};
@@ -128,7 +132,9 @@ absl::StatusOr<WallSetup> SetUp() {
   WITHY_ASSIGN_OR_RETURN(setup.run.packed, Packed(files.target, directory));
   WITHY_ASSIGN_OR_RETURN(setup.run.draft, Packed(files.draft, directory));
   for (const WallWay& way : setup.ways) {
-    if (way.uses_draft() && files.draft.empty()) {
+    const bool any_source = way.kind == WallWay::Kind::kService &&
+                            way.decode.speculation == policy::SpeculationMode::kAuto;
+    if (way.uses_draft() && !any_source && files.draft.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--ways ", way.name, ": needs a draft model, --draft FILE"));
     }

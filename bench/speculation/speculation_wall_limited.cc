@@ -23,6 +23,7 @@ std::vector<std::string> CommandOf(const WallRun& run, const std::string& cgroup
           absl::StrCat("--tokens=", run.tokens),
           absl::StrCat("--ways=", absl::StrJoin(run.ways, ",")),
           absl::StrCat("--prompts=", run.prompts),
+          absl::StrCat("--prompt_file=", run.prompt_file),
           absl::StrCat("--open_prompts=", run.open_prompts),
           absl::StrCat("--answer_tokens=", run.answer_tokens),
           absl::StrCat("--threads=", run.threads),

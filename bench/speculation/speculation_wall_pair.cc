@@ -12,6 +12,7 @@
 #include "bench/speculation/speculation_models.h"
 #include "engine/model/bundle.h"
 #include "offline/corpus/generator.h"
+#include "offline/tlm/prompt_file.h"
 
 namespace withy::bench {
 namespace {
@@ -24,9 +25,12 @@ engine::ModelOptions PairOptions(const WallRun& run, uint64_t budget_bytes) {
   return options;
 }
 
-absl::StatusOr<std::vector<Question>> WallQuestions(const engine::ModelBundle& bundle, int count) {
+absl::StatusOr<std::vector<Question>> WallQuestions(const WallRun& run,
+                                                    const engine::ModelBundle& bundle, int count) {
+  WITHY_ASSIGN_OR_RETURN(const std::vector<corpus::Record> prompts,
+                         WallPrompts(run, *bundle.tokenizer, count));
   std::vector<Question> questions;
-  for (const corpus::Record& record : WallPrompts(*bundle.tokenizer, count)) {
+  for (const corpus::Record& record : prompts) {
     WITHY_ASSIGN_OR_RETURN(Question question, Encode(bundle, record));
     questions.push_back(std::move(question));
   }
@@ -41,7 +45,15 @@ int32_t MostTokens(const std::vector<Question>& questions) {
 
 }  // namespace
 
-std::vector<corpus::Record> WallPrompts(const engine::Tokenizer& tokenizer, int count) {
+absl::StatusOr<std::vector<corpus::Record>> WallPrompts(const WallRun& run,
+                                                        const engine::Tokenizer& tokenizer,
+                                                        int count) {
+  if (!run.prompt_file.empty()) {
+    WITHY_ASSIGN_OR_RETURN(tlm::OwnPrompts own, tlm::ReadOwnPrompts(run.prompt_file, count));
+    if (own.records.size() == static_cast<size_t>(count)) return std::move(own.records);
+    return absl::InvalidArgumentError(absl::StrCat(run.prompt_file, " has ", own.records.size(),
+                                                   " prompts; ", count, " are asked for"));
+  }
   constexpr int kGroup = 10;
   const corpus::Generator generator(corpus::HeldOutSpec());
   std::vector<corpus::Record> prompts;
@@ -68,7 +80,7 @@ absl::StatusOr<std::vector<WallAnswer>> AnswerInTurns(const engine::ModelBundle&
   constexpr int32_t kFirstPrompts = 2;  // asked before, so that drafts' confidence is known
   const int32_t asked = run.prompts + run.open_prompts;
   WITHY_ASSIGN_OR_RETURN(const std::vector<Question> questions,
-                         WallQuestions(target, asked + kFirstPrompts));
+                         WallQuestions(run, target, asked + kFirstPrompts));
   WITHY_ASSIGN_OR_RETURN(const auto decoder,
                          PairDecoder::Create({.target = *target.model,
                                               .tokenizer = *target.tokenizer,

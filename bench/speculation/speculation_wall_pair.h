@@ -15,9 +15,12 @@
 
 namespace withy::bench {
 
-// The first `count` of the benchmark's held-out prompts: of every ten of a task the one with the
-// longest answer, tasks taking turns.
-std::vector<corpus::Record> WallPrompts(const engine::Tokenizer& tokenizer, int count);
+// The first `count` prompts of the run's file, or of the benchmark's held-out ones: of every ten of
+// a task the one with the longest answer, tasks taking turns. Errors: those of
+// tlm::ReadOwnPrompts; INVALID_ARGUMENT if the file has fewer.
+absl::StatusOr<std::vector<corpus::Record>> WallPrompts(const WallRun& run,
+                                                        const engine::Tokenizer& tokenizer,
+                                                        int count);
 
 // The run's prompts in its ways, which take turns: held-out prompts whose answers end where the
 // model ends them, and `open_prompts` others behind which it goes on to `answer_tokens`, beyond the

@@ -27,6 +27,7 @@ struct WallRun {
   // Of "pair" and "service".
   std::string draft;              // a packed file; may be empty if no way needs it
   std::vector<std::string> ways;  // speculation_wall_figures.h
+  std::string prompt_file;        // of its lines the first; empty: held-out prompts of the corpus
   int32_t prompts = 6;            // whose answers end where the model ends them
   int32_t open_prompts = 1;       // whose answers go on (speculation_wall_pair.h)
   int32_t answer_tokens = 32;

@@ -92,7 +92,8 @@ absl::StatusOr<WallResult> RunService(const WallRun& run) {
     ways.push_back(std::move(way));
   }
   WITHY_ASSIGN_OR_RETURN(const auto tokenizer, TokenizerOf(run.packed));
-  const std::vector<corpus::Record> prompts = WallPrompts(*tokenizer, run.prompts + kFirstPrompts);
+  WITHY_ASSIGN_OR_RETURN(const std::vector<corpus::Record> prompts,
+                         WallPrompts(run, *tokenizer, run.prompts + kFirstPrompts));
   if (!run.cgroup.empty()) ForgetCgroupPeak(run.cgroup);
   WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<OwnService> service, Start(run));
   const auto count = static_cast<size_t>(run.prompts);
