@@ -171,8 +171,10 @@ absl::StatusOr<Placement> Place(const ModelShape& source, const engine::LevelTab
   std::vector<double> owed(levels.levels.size());
   for (int32_t layer = 0; layer < t.layers; ++layer) {
     LayerPlacement& placed = placement.layers.emplace_back();
-    placed.source = static_cast<int32_t>(int64_t{layer} * source.layers / t.layers);
-    placed.real = real[static_cast<size_t>(placed.source)] == layer;
+    const auto found = std::lower_bound(real.begin(), real.end(), layer);
+    placed.real = found != real.end() && *found == layer;
+    placed.source = placed.real ? static_cast<int32_t>(found - real.begin())
+                                : static_cast<int32_t>(int64_t{layer} * source.layers / t.layers);
     std::vector<LayerExtent> extents;
     for (const engine::LevelSpec& level : levels.levels) {
       extents.push_back(level.layers[static_cast<size_t>(placed.source)]);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "engine/weights/layout.h"
 
 namespace withy::inflate {
@@ -91,6 +93,28 @@ TEST(Place, LevelsHoldTheSameRealUnits) {
   EXPECT_EQ(real, 8);
   for (size_t i = 0; i < small_share.size(); ++i) {
     EXPECT_NEAR(large_share[i], small_share[i], 0.02) << table.levels[i].percent << " %";
+  }
+}
+
+// In a shape with few more layers no layer of the small model may be lost.
+TEST(Place, EveryLayerIsThereOnceAndInOrder) {
+  for (const int32_t small : {1, 2, 7, 8, 30}) {
+    for (int32_t layers = small; layers <= 64; ++layers) {
+      engine::ModelShape shape = Pocket();
+      shape.layers = small;
+      TargetShape target = kSmol;
+      target.layers = layers;
+      const auto placed = Place(shape, {}, target);
+      ASSERT_TRUE(placed.ok()) << placed.status();
+      std::vector<int32_t> real;
+      for (const LayerPlacement& layer : placed->layers) {
+        if (layer.real) real.push_back(layer.source);
+        ASSERT_TRUE(layer.source >= 0 && layer.source < small);
+      }
+      std::vector<int32_t> all(static_cast<size_t>(small));
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_EQ(real, all) << small << " layers in " << layers;
+    }
   }
 }
 
