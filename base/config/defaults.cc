@@ -444,8 +444,10 @@ bool IsDefaultDraft(const proto::Config& config) {
 
 std::string DefaultTlmPath(const std::string& model_path) {
   const fs::path parent = fs::path(model_path).parent_path();
-  std::string found;
+  std::string found = fs::path(model_path).replace_extension("tlm.gguf").string();
   std::error_code error;
+  if (fs::is_regular_file(found, error)) return found;
+  found.clear();
   for (const auto& entry : fs::directory_iterator(parent.empty() ? "." : parent, error)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("withy-pocket-tlm") || !name.ends_with(".gguf")) continue;

@@ -36,8 +36,8 @@ std::string DefaultModelsDir();
 // Whether the draft is the default of an empty draft.path. `config` has its defaults filled in.
 bool IsDefaultDraft(const proto::Config& config);
 
-// The default of an empty orchestrator.tlm_path: withy-pocket-tlm*.gguf beside `model_path`, the
-// last by name. Empty = there is none.
+// The default of an empty orchestrator.tlm_path, beside `model_path`: FILE.tlm.gguf of FILE.gguf,
+// else withy-pocket-tlm*.gguf, the last by name. Empty = there is none.
 std::string DefaultTlmPath(const std::string& model_path);
 
 }  // namespace withy

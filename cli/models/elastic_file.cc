@@ -80,6 +80,26 @@ bool IsUpToDate(const std::string& elastic, const std::string& plain_sha256,
   return line.ok() && written.ok() && *line == *written;
 }
 
+// Copies the TLM that ships beside the overlay, unless it is there; gives its path, empty without
+// one.
+absl::StatusOr<std::string> PlaceTlm(const std::string& overlay, const std::string& elastic) {
+  constexpr size_t kMostTlmBytes = size_t{256} << 20;
+  const std::string shipped =
+      absl::StrCat(overlay.substr(0, overlay.size() - kOverlayEnding.size()), ".tlm.gguf");
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(shipped, error)) return "";
+  const std::string path = std::filesystem::path(elastic).replace_extension("tlm.gguf").string();
+  WITHY_ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(shipped, kMostTlmBytes));
+  const auto there = ReadRegularFile(path, kMostTlmBytes);
+  if (there.ok() && *there == bytes) return path;
+  WITHY_ASSIGN_OR_RETURN(const std::unique_ptr<engine::OutputFile> file,
+                         engine::OutputFile::Create(path));
+  WITHY_RETURN_IF_ERROR(
+      file->Append({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
+  WITHY_RETURN_IF_ERROR(file->Commit());
+  return path;
+}
+
 absl::StatusOr<ElasticFile> FindOrMake(const std::string& plain, const std::string& overlay_dir,
                                        const FetchProgress& progress) {
   WITHY_ASSIGN_OR_RETURN(const std::string sha256, engine::Sha256OfFile(plain));
@@ -101,6 +121,7 @@ absl::StatusOr<ElasticFile> FindOrMake(const std::string& plain, const std::stri
   WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> levels,
                          overlay.GetIntArray("withy.level.percent"));
   elastic.levels.assign(levels.begin(), levels.end());
+  WITHY_ASSIGN_OR_RETURN(elastic.tlm, PlaceTlm(overlay_path, elastic.path));
   return elastic;
 }
 

@@ -1,6 +1,7 @@
 // The elastic form of a downloaded GGUF, made by an overlay that ships with withy (models/). It
 // lies beside the plain file and is made once. Neighbours: models.cc has the commands,
-// engine/weights/overlay.h applies overlays, model_fetch.h downloads.
+// engine/weights/overlay.h applies overlays, model_fetch.h downloads. A TLM that ships for the
+// elastic file, NAME.tlm.gguf beside NAME.overlay.gguf, is copied to it.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct ElasticFile {
   std::string overlay = {};          // file name of the overlay; empty: none is for the plain file
   std::vector<int32_t> levels = {};  // in per cent, without the full one
   bool made = false;                 // by this call, not by an earlier one
+  std::string tlm = {};  // of the elastic file, beside it, where the service looks; may be empty
 };
 
 // "FILE.elastic.gguf" of "FILE.gguf".

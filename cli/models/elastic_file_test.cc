@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/config/defaults.h"
+#include "base/files.h"
 #include "engine/gguf/reader.h"
 #include "engine/gguf/writer.h"
 #include "engine/model/synth.h"
@@ -120,6 +122,21 @@ TEST_F(ElasticFileTest, ADamagedOrOlderResultIsMadeAnew) {
   EXPECT_TRUE(newer->made);
   EXPECT_THAT(newer->levels, testing::ElementsAre(50));
   EXPECT_FALSE(Ensure()->made);
+}
+
+TEST_F(ElasticFileTest, TheTlmThatShipsWithTheOverlayIsWhereTheServiceLooks) {
+  WriteOverlay("tiny.overlay.gguf", {50}, *engine::Sha256OfFile(plain()));
+  EXPECT_EQ(Ensure()->tlm, "");
+  EXPECT_EQ(DefaultTlmPath(dir_ + "/model.elastic.gguf"), "");
+  const auto text = [](const std::string& path) { return *ReadRegularFile(path, 100); };
+  for (const char* version : {"first", "second"}) {
+    std::ofstream(overlays() + "/tiny.tlm.gguf") << version;
+    const auto elastic = Ensure();
+    ASSERT_TRUE(elastic.ok()) << elastic.status();
+    EXPECT_EQ(elastic->tlm, dir_ + "/model.elastic.tlm.gguf");
+    EXPECT_EQ(DefaultTlmPath(elastic->path), elastic->tlm);
+    EXPECT_EQ(text(elastic->tlm), version);
+  }
 }
 
 TEST_F(ElasticFileTest, AnOverlayThatCannotBeReadSaysHowToGoOn) {

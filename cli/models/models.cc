@@ -125,8 +125,8 @@ int RunGet(const Args& args) {
     if (!elastic.ok()) return Fail(elastic.status());
     if (!elastic->overlay.empty()) {
       std::cerr << (elastic->made ? "made elastic" : "elastic") << " by " << elastic->overlay
-                << ": levels " << absl::StrJoin(elastic->levels, ", ")
-                << " % (--plain: without them)\n";
+                << ": levels " << absl::StrJoin(elastic->levels, ", ") << " %"
+                << (elastic->tlm.empty() ? "" : ", with a TLM") << " (--plain: without them)\n";
     }
     *path = elastic->path;
   }
