@@ -47,8 +47,11 @@ constexpr uint64_t kSeed = 7;
 // What a process takes beside its weights: code, tokenizer, KV, buffers of a pass.
 constexpr uint64_t kBesideWeights = uint64_t{64} << 20;
 
+// Where embeddings are as small as what layers add, the routers of random layers would choose the
+// same few experts again and again. Those of trained mixtures are balanced, and go by the token
+// above all (OpenMoE, arXiv:2402.01739, section 4).
 engine::SynthShape MixtureShape() {
-  return {.name = "3.6b-a0.5b",
+  return {.name = "3.6b-a0.5b-by-token",
           .architecture = "qwen3moe",
           .layers = 24,
           .d_model = 1024,
@@ -59,7 +62,8 @@ engine::SynthShape MixtureShape() {
           .vocab_size = 32000,
           .context_length = 4096,
           .experts = 64,
-          .experts_used = 8};
+          .experts_used = 8,
+          .embedding_deviation = 64.0f};
 }
 
 // Tokens as frequent as words of a text: the r-th about 1 / r of the first.

@@ -325,7 +325,8 @@ class Synthesizer {
     const int32_t kv_rows = s.kv_heads * s.head_dim;
     // Keeps the residual stream's size about the same over all layers.
     const float into_residual = 1.0f / std::sqrt(2.0f * static_cast<float>(s.layers));
-    Matrix("token_embd", s.vocab_size, s.d_model, std::sqrt(static_cast<float>(s.d_model)));
+    Matrix("token_embd", s.vocab_size, s.d_model,
+           s.embedding_deviation * std::sqrt(static_cast<float>(s.d_model)));
     if (!s.tied) Matrix("output", s.vocab_size, s.d_model, 2.0f);
     if (architecture_->learned_positions) {
       Matrix("position_embd", s.context_length, s.d_model,

@@ -30,6 +30,9 @@ struct SynthShape {
   // Of architectures with experts: MLPs of d_ff neurons, and how many of them a token uses.
   int32_t experts = 0;
   int32_t experts_used = 0;
+  // Of the token embeddings. What a layer adds has about 1: far above that, routers see the token
+  // more than its context, and choose as many different experts as there are tokens.
+  float embedding_deviation = 1.0f;
   float rope_base = 10000.0f;
   bool llama3_rope = false;  // adds a rope_freqs tensor
   bool tied = false;
