@@ -218,6 +218,7 @@ absl::Status CudaRun::Launch(const Op& op, const OpData& data) {
     case OpKind::kCorrect:
     case OpKind::kAddLayerInput:
     case OpKind::kMerge:
+    case OpKind::kKeepFeatures:
     case OpKind::kFinishLogits:
     case OpKind::kRoute:
     case OpKind::kExpertGateUp:

@@ -49,6 +49,9 @@ class Emitter {
     const ModelShape& s = facts_.shape;
     const bool last = layer + 1 == s.layers;
     if (plan_.RowsBeforeKv(layer) > 0) Compute(layer);
+    if (plan_.KeepsInputOf(layer + 1)) {
+      AddPending(&Add(OpKind::kKeepFeatures, layer, plan_.count(), {}));
+    }
     const auto wanted = static_cast<int32_t>(plan_.wanted().size());
     if (last && wanted > 0 && s.streams > 1) Add(OpKind::kMerge, -1, wanted, {Role::kMerge});
     const int32_t tapped = last ? wanted : plan_.RowsAfterKv(layer);

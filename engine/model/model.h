@@ -34,6 +34,7 @@
 
 namespace withy::engine {
 
+class HeadStates;
 namespace cuda {
 class Gpu;
 }
@@ -57,6 +58,9 @@ struct Row {
   // Optional, [chunks]: where the attention that this row gives to chunks is added instead of
   // ContextView::density: for rows that may turn out not to be of the context.
   std::span<float> density = {};
+  // Optional, [Batch::feature_layers, d_model]: where what enters these layers is written, for a
+  // draft head (engine/head/).
+  std::span<float> features = {};
 };
 
 // The caller's KV blocks of one context. Slots below `committed_tokens` are read-only: Begin
@@ -80,6 +84,8 @@ struct ContextView {
   // model wrote a chunk's blocks, so that an executor may keep copies of them. Chunks that are
   // still being read count as written, too.
   std::span<const uint64_t> chunk_versions = {};
+  // Of a draft head: the hidden states that the rows of this context go on from. Null: of a model.
+  HeadStates* head = nullptr;
 };
 
 // Rows of one context that see each other must come in ascending position order. The memory behind
@@ -90,6 +96,9 @@ struct Batch {
   // Rows that want logits give what the output head would multiply instead, the last layer's output
   // after the final norm: Begin's `logits` is then [rows with want_logits, d_model].
   bool hidden = false;
+  // Layers whose input rows with Row::features get: the residual stream that enters the layer, [1,
+  // layers that have K and V of their own). Needs Model::gives_features().
+  std::span<const int32_t> feature_layers = {};
   PassTag tag = {};  // for ModelOptions::kernel_observer
   // Optional: called on the caller's thread, before the pass waits for streamed weights; the cores
   // are free until `arrived` becomes true. Other passes may be run in it with `arrived` as their
@@ -241,9 +250,18 @@ class Pass {
   virtual double Done() const = 0;
 };
 
+// What computes rows: a model, or a draft head (engine/head/draft_head.h).
+class RowModel {
+ public:
+  virtual ~RowModel() = default;
+  virtual const ModelInfo& info() const = 0;
+  // As Model::Begin.
+  virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
+};
+
 // An open model and its compute threads. Begin, Forward and the passes may be used by one thread at
 // a time, info() by any thread.
-class Model {
+class Model : public RowModel {
  public:
   // Opens a packed file, or a GGUF. A GGUF is first packed into options.cache_dir, unless an
   // up-to-date packed file is there.
@@ -256,8 +274,6 @@ class Model {
   static absl::StatusOr<std::unique_ptr<Model>> Open(const std::string& path,
                                                      const ModelOptions& options);
 
-  virtual ~Model() = default;
-  virtual const ModelInfo& info() const = 0;
   // Name of the kernel target in use. Logits are bit-identical within one target, but for those
   // whose name ends in "-f16" (ModelOptions::exact_prefill).
   virtual std::string_view target() const = 0;
@@ -280,6 +296,9 @@ class Model {
   // thread.
   virtual WeightStreamStats weight_stats() const { return {}; }
 
+  // Whether passes give Row::features. Any thread.
+  virtual bool gives_features() const { return false; }
+
   // The packed file that the weights come from; empty: none. Any thread.
   virtual std::string packed_path() const { return {}; }
   // Whether all weights were copied into memory and checked there, and the model does not rest:
@@ -296,8 +315,8 @@ class Model {
   // target's name ends in "-f16". The memory behind `batch` and `logits` must outlive the pass, and
   // the model must outlive it too. Where passes share a context, none may write a slot that another
   // reads. Errors: INVALID_ARGUMENT (row out of range: token, position, slot, context, level,
-  // ancestors).
-  virtual absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) = 0;
+  // ancestors; features that the model does not give).
+  absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override = 0;
 
   // Runs one pass to its end. Returns CANCELLED once `*cancel` is true; the KV slots of the rows
   // are then undefined. Errors: as Begin; CANCELLED; FAILED_PRECONDITION (blocks that are not in

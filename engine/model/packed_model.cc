@@ -92,6 +92,9 @@ absl::Status PackedModel::Wake() {
 }
 
 absl::StatusOr<std::unique_ptr<Pass>> PackedModel::Begin(const Batch& batch, float* logits) {
+  if (!batch.feature_layers.empty() && !gives_features()) {
+    return absl::InvalidArgumentError("inputs of layers are not given by a GPU");
+  }
   WITHY_RETURN_IF_ERROR(Wake());
   if (idle_.empty()) {
     idle_.push_back(std::make_unique<PlannedPass>(

@@ -32,6 +32,7 @@ class PackedModel : public Model {
   bool Rest() override;
   bool Wakes() const override { return wakes_; }
   WeightStreamStats weight_stats() const override;
+  bool gives_features() const override { return !on_gpu_; }
   std::string packed_path() const override { return file_->path(); }
   bool weights_in_memory() const override {
     return stream_ == nullptr && file_->in_memory() && !file_->rests();

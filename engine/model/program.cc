@@ -3,33 +3,17 @@
 namespace withy::engine {
 
 std::string_view OpName(OpKind kind) {
-  static constexpr std::array<std::string_view, kOpKinds> kNames = {"embed",
-                                                                    "layer_inputs",
-                                                                    "spread",
-                                                                    "predict",
-                                                                    "norm",
-                                                                    "qkv",
-                                                                    "laurel",
-                                                                    "store_kv",
-                                                                    "gather_tail",
-                                                                    "keep_wanted",
-                                                                    "attend",
-                                                                    "clear_heads",
-                                                                    "attention_out",
-                                                                    "gate_up",
-                                                                    "down",
-                                                                    "route",
-                                                                    "expert_gate_up",
-                                                                    "expert_down",
-                                                                    "add_branch",
-                                                                    "correct",
-                                                                    "add_layer_input",
-                                                                    "merge",
-                                                                    "tap",
-                                                                    "take_logit_rows",
-                                                                    "head",
-                                                                    "finish_logits",
-                                                                    "hidden"};
+  static constexpr std::array<std::string_view, kOpKinds> kNames = {
+      "embed",           "layer_inputs",   "spread",
+      "predict",         "norm",           "qkv",
+      "laurel",          "store_kv",       "gather_tail",
+      "keep_wanted",     "attend",         "clear_heads",
+      "attention_out",   "gate_up",        "down",
+      "route",           "expert_gate_up", "expert_down",
+      "add_branch",      "correct",        "add_layer_input",
+      "merge",           "keep_features",  "tap",
+      "take_logit_rows", "head",           "finish_logits",
+      "hidden"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -58,6 +58,7 @@ enum class OpKind : uint8_t {
                   // norm(x) / d_model); in = scale * x
   kAddLayerInput,  // streams 1.. += norm(W * (activation(gate * in) * the layer's input))
   kMerge,          // x = mean of x and W * streams 1.., each scaled to the size of x
+  kKeepFeatures,   // copies x + pending B * a to the Row::features of the rows that have them
   kTap,            // passes x + pending B * a to ModelHooks::layer_tap
   kTakeLogitRows,  // x += pending B * a; out = x in the order of the caller's logits
   kHead,           // logits = W * norm(out)
@@ -65,7 +66,7 @@ enum class OpKind : uint8_t {
   kHidden,         // instead of the three before: norm(x + pending B * a) in the order of the
                    // caller's rows
 };
-inline constexpr int kOpKinds = 27;
+inline constexpr int kOpKinds = 28;
 
 // Name for a kernel span: "embed", "norm", "qkv", ...
 std::string_view OpName(OpKind kind);

@@ -17,12 +17,14 @@ void RowPlan::Plan(const Batch& batch, const ModelFacts& facts, int32_t begin, i
   last_kv_layer_ = facts.shape.kv_layers() - 1;
   hidden_ = batch.hidden;
   PlanPiece(batch, facts.full_level(), begin, end, first_logits, &rows_);
+  feature_layers_ = {};
   wanted_.clear();
   tail_blocks_ = 0;
   first_logits_row_ = first_logits;
   for (int32_t i = 0; i < count(); ++i) {
     if (row(i).logits_row >= 0) wanted_.push_back(i);
     tail_blocks_ += row(i).tail_blocks;
+    if (!row(i).row->features.empty()) feature_layers_ = batch.feature_layers;
   }
   PlanExtents(facts);
   PlanShares(facts);
@@ -92,6 +94,10 @@ void RowPlan::PlanShares(const ModelFacts& facts) {
     share_before_.push_back(work);
   }
   for (double& share : share_before_) share /= share_before_.back();
+}
+
+bool RowPlan::KeepsInputOf(int32_t layer) const {
+  return std::find(feature_layers_.begin(), feature_layers_.end(), layer) != feature_layers_.end();
 }
 
 bool RowPlan::ComputesAttention(int32_t layer) const {

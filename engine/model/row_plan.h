@@ -42,6 +42,8 @@ class RowPlan {
   int32_t first_logits_row() const { return first_logits_row_; }
   // As Batch::hidden.
   bool hidden() const { return hidden_; }
+  // Whether some row gets what enters a layer (Row::features).
+  bool KeepsInputOf(int32_t layer) const;
   // True if every row computes all of every layer.
   bool uniform() const { return uniform_; }
   // True if some row attends with fewer heads than its level has.
@@ -100,6 +102,7 @@ class RowPlan {
   int32_t tail_blocks_ = 0;
   int32_t first_logits_row_ = 0;
   bool hidden_ = false;
+  std::span<const int32_t> feature_layers_;  // of the batch; empty: no row has features
   bool uniform_ = true;
   bool narrowed_ = false;
   std::vector<RowExtents> extents_;         // [layer]

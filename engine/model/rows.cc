@@ -125,6 +125,23 @@ absl::Status CheckFormats(const Batch& batch, size_t layers) {
   return absl::OkStatus();
 }
 
+// The layers whose input rows get, and the room for it.
+absl::Status CheckFeatures(const Batch& batch, const ModelInfo& info) {
+  for (const int32_t layer : batch.feature_layers) {
+    if (layer >= 1 && layer < info.kv.layers) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the input of layer ", layer, " is asked for, which is outside 1 to ", info.kv.layers - 1));
+  }
+  const size_t floats = batch.feature_layers.size() * static_cast<size_t>(info.d_model);
+  for (size_t i = 0; i < batch.rows.size(); ++i) {
+    const size_t room = batch.rows[i].features.size();
+    if (room == 0 || room == floats) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("row ", i, " has room for ", room, " numbers of features, not ", floats));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
@@ -139,6 +156,7 @@ absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     WITHY_RETURN_IF_ERROR(CheckRow(batch, info, i));
   }
+  WITHY_RETURN_IF_ERROR(CheckFeatures(batch, info));
   WITHY_RETURN_IF_ERROR(CheckSlotsDiffer(batch));
   const auto layers = static_cast<size_t>(info.kv.layers);
   WITHY_RETURN_IF_ERROR(CheckBlocks(batch, layers));

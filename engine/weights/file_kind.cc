@@ -64,6 +64,11 @@ absl::Status RefuseCompanion(const GgufFile& file) {
                   "it is a projector of images or sound (mmproj) that belongs beside a model, and "
                   "withy serves text only: name the model's own file");
   }
+  if (IsDraftHead(file)) {
+    return Refuse(file,
+                  "it is a draft head (EAGLE-3) of a model, not a model: serve the model that it "
+                  "was trained for, and name this file in model.head_path");
+  }
   if (IsOverlay(file)) {
     return Refuse(file,
                   "it is an overlay, which adds levels to a model, not a model: withyctl models "
@@ -92,6 +97,10 @@ absl::Status RefuseEmbedding(const GgufFile& file) {
 }
 
 }  // namespace
+
+bool IsDraftHead(const GgufFile& file) {
+  return TextOf(file, "general.architecture") == kDraftHeadArchitecture;
+}
 
 FileKind RecogniseFile(const GgufFile& file) {
   FileKind kind;

@@ -24,9 +24,11 @@ constexpr int32_t kMinContext = 2;
 
 class ShapeReader {
  public:
-  explicit ShapeReader(const GgufFile& file)
+  // `architecture`: null: the one that the file names.
+  explicit ShapeReader(const GgufFile& file, const Architecture* architecture = nullptr)
       : file_(file),
-        keys_(file, std::string(file.GetStringOr("general.architecture", "").value_or(""))) {}
+        keys_(file, std::string(file.GetStringOr("general.architecture", "").value_or(""))),
+        architecture_(architecture) {}
 
   absl::StatusOr<ModelShape> Read() {
     WITHY_RETURN_IF_ERROR(ReadArchitecture());
@@ -75,7 +77,7 @@ class ShapeReader {
     WITHY_ASSIGN_OR_RETURN(std::string_view name, file_.GetStringOr("general.name", ""));
     shape_.architecture = architecture;
     shape_.name = ValidUtf8(name, kMaxShownBytes);
-    architecture_ = FindArchitecture(architecture);
+    if (architecture_ == nullptr) architecture_ = FindArchitecture(architecture);
     if (architecture_ == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(file_.path(), ": architecture \"", ValidUtf8(architecture, kMaxShownBytes),
@@ -334,7 +336,7 @@ class ShapeReader {
 
   const GgufFile& file_;
   const ShapeKeys keys_;
-  const Architecture* architecture_ = nullptr;  // of the file
+  const Architecture* architecture_;  // of the file
   ModelShape shape_;
 };
 
@@ -385,5 +387,9 @@ std::string BeyondLlama(const ModelShape& s) {
 }
 
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file) { return ShapeReader(file).Read(); }
+
+absl::StatusOr<ModelShape> ReadShapeAs(const GgufFile& file, const Architecture& architecture) {
+  return ShapeReader(file, &architecture).Read();
+}
 
 }  // namespace withy::engine

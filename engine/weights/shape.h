@@ -155,5 +155,7 @@ std::string BeyondLlama(const ModelShape& shape);
 // experts, non-causal attention; names what is supported), NOT_FOUND or INVALID_ARGUMENT naming
 // file, key, value and limit; the messages of several in one.
 absl::StatusOr<ModelShape> ReadShape(const GgufFile& file);
+// The same of a file whose architecture is none of the table's.
+absl::StatusOr<ModelShape> ReadShapeAs(const GgufFile& file, const Architecture& architecture);
 
 }  // namespace withy::engine

@@ -163,6 +163,8 @@ void Lowering::Lower(const Op& op, StepList& steps) {
       return streams_.AddLayerInput(op, steps);
     case OpKind::kMerge:
       return streams_.Merge(op, steps);
+    case OpKind::kKeepFeatures:
+      return KeepFeatures(op, steps);
     case OpKind::kTap:
       return Tap(op, steps);
     case OpKind::kTakeLogitRows:
@@ -527,6 +529,21 @@ void Lowering::AddBranch(const Op& op, StepList& steps) {
       if (!op.joins_laurel) continue;
       kernels_.add(work_.laurel.row(i), s.d_model, work_.x.row(i));
       Scale(work_.x.row(i), s.d_model, std::numbers::sqrt2_v<float> / 2);
+    }
+  });
+}
+
+void Lowering::KeepFeatures(const Op& op, StepList& steps) {
+  steps.Add(op.rows, kPieceRows, [this, &op](int begin, int end) {
+    const auto width = static_cast<size_t>(facts_.shape.d_model);
+    for (int32_t i = begin; i < end; ++i) {
+      const std::span<float> features = plan_->row(i).row->features;
+      for (size_t at = 0; !features.empty() && at < batch_.feature_layers.size(); ++at) {
+        if (batch_.feature_layers[at] != op.layer + 1) continue;
+        float* const kept = features.data() + at * width;
+        std::memcpy(kept, work_.x.row(i), sizeof(float) * width);
+        lora_.AddToStream(op, i, i + 1, kept, static_cast<ptrdiff_t>(width));
+      }
     }
   });
 }
