@@ -74,7 +74,8 @@ constexpr char kHelp[] =
     "                              end_to_end_ms; add `strict` to refuse calls that would be "
     "late)\n"
     "/slo off                      no speed required: the best answer\n"
-    "/speculation SOURCE           draft tokens by off, lookup, prefix, draft or auto from now on\n"
+    "/speculation SOURCE           draft tokens by off, lookup, prefix, draft, head or auto from "
+    "now on\n"
     "/tool TEXT                    answer the tool that the model called\n"
     "/stats                        show or hide predicted and measured latency\n"
     "/new                          start a new context with the next message\n"
@@ -215,7 +216,7 @@ class Chat {
   absl::Status SetSpeculation(const std::vector<std::string>& words) {
     if (words.size() != 2) {
       return absl::InvalidArgumentError(
-          "/speculation takes one of off, lookup, prefix, draft, auto");
+          "/speculation takes one of off, lookup, prefix, draft, head, auto");
     }
     WITHY_ASSIGN_OR_RETURN(const v1::Speculation speculation, SpeculationFromText(words[1]));
     request_.set_speculation(speculation);

@@ -258,7 +258,7 @@ std::vector<Flag> SettingFlags() {
       {"priority", "N", "-10..10, orders calls of equal deadline; higher goes first"},
       {"request-id", "ID", "a retry with the same ID returns the stored answer"},
       {"speculation", "SOURCE",
-       "where drafted tokens come from: off, lookup, prefix, draft, or auto for all that pay "
+       "where drafted tokens come from: off, lookup, prefix, draft, head, or auto for all that pay "
        "(default: the configuration's, else auto)"},
       {"level", "PERCENT", "fix the model level"},
       {"prompt-level", "PERCENT",
@@ -325,16 +325,15 @@ absl::StatusOr<std::string> ModelFromArgs(const Args& args) {
 }
 
 absl::StatusOr<v1::Speculation> SpeculationFromText(const std::string& text) {
-  const std::pair<std::string_view, v1::Speculation> known[] = {{"off", v1::SPECULATION_OFF},
-                                                                {"lookup", v1::SPECULATION_LOOKUP},
-                                                                {"prefix", v1::SPECULATION_PREFIX},
-                                                                {"draft", v1::SPECULATION_DRAFT},
-                                                                {"auto", v1::SPECULATION_AUTO}};
+  const std::pair<std::string_view, v1::Speculation> known[] = {
+      {"off", v1::SPECULATION_OFF},       {"lookup", v1::SPECULATION_LOOKUP},
+      {"prefix", v1::SPECULATION_PREFIX}, {"draft", v1::SPECULATION_DRAFT},
+      {"head", v1::SPECULATION_HEAD},     {"auto", v1::SPECULATION_AUTO}};
   for (const auto& [name, speculation] : known) {
     if (text == name) return speculation;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("speculation is \"", text, "\": it must be off, lookup, prefix, draft or auto"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "speculation is \"", text, "\": it must be off, lookup, prefix, draft, head or auto"));
 }
 
 absl::StatusOr<v1::GenerateRequest> SettingsFromArgs(const Args& args) {

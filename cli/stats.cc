@@ -90,6 +90,7 @@ std::string SpeculationText(const v1::GenerateFinished& finished) {
   for (const v1::SourceReport& source : report.sources()) {
     const char* name = source.source() == v1::SPECULATION_LOOKUP   ? "lookup"
                        : source.source() == v1::SPECULATION_PREFIX ? "prefix"
+                       : source.source() == v1::SPECULATION_HEAD   ? "head"
                                                                    : "draft";
     sources.push_back(
         absl::StrCat(name, " ", source.accepted_tokens(), " of ", source.drafted_tokens()));

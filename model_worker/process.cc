@@ -22,6 +22,7 @@
 #include "base/keep_in_memory.h"
 #include "base/status.h"
 #include "base/thread_role.h"
+#include "engine/head/draft_head.h"
 #include "engine/model/bundle.h"
 #include "engine/session/conversation.h"
 #include "engine/session/kernel_spans.h"
@@ -119,6 +120,17 @@ absl::StatusOr<std::unique_ptr<engine::ServedModel>> OpenModel(
   return model;
 }
 
+// The model's draft head; null: the configuration names none.
+absl::StatusOr<std::unique_ptr<engine::DraftHead>> OpenHead(const proto::ModelConfig& config,
+                                                            const engine::Model& model) {
+  if (config.head_path().empty()) return nullptr;
+  WITHY_ASSIGN_OR_RETURN(auto head, engine::DraftHead::Open(config.head_path(), model));
+  spdlog::info("opened the draft head {}: {}; {:.1f} MiB", config.head_path(),
+               engine::DescribeHead(head->shape()),
+               static_cast<double>(head->info().weight_bytes) / (1 << 20));
+  return head;
+}
+
 // Says how weights are kept under a budget.
 void LogWeights(const engine::WeightStreamStats& weights) {
   if (!weights.streams()) return;
@@ -195,9 +207,12 @@ class ModelWorker final : public rpc::Process {
     kernels_ = std::make_unique<engine::KernelSpans>(*recorder_);
     kernels_->Watch(false);  // not while the board is measured
     packed_metrics_.emplace(*recorder_);
-    const auto open = [&] {
-      return OpenModel(config, *kernels_, *packed_metrics_,
-                       [this](const absl::Status& why) { StartAnew(why); });
+    const auto open = [&]() -> absl::StatusOr<std::unique_ptr<engine::ServedModel>> {
+      WITHY_ASSIGN_OR_RETURN(auto model,
+                             OpenModel(config, *kernels_, *packed_metrics_,
+                                       [this](const absl::Status& why) { StartAnew(why); }));
+      WITHY_ASSIGN_OR_RETURN(head_, OpenHead(config.model(), *model->bundle.model));
+      return model;
     };
     WITHY_ASSIGN_OR_RETURN(model_, OpenChosen(config, open));
     WITHY_ASSIGN_OR_RETURN(const engine::WorkerCost cost, FindCost(*model_->bundle.model, config));
@@ -307,6 +322,7 @@ class ModelWorker final : public rpc::Process {
                                             model_->bundle.tokenizer->fingerprint(), Clock::Real(),
                                             BatonFor(config, *model_->bundle.model));
     options.speculation.draft = drafts_.get();
+    options.speculation.head = head_.get();
     scheduler_ = std::make_unique<serving::Scheduler>(
         *model_->bundle.model, *env_, *ahead_, cost.step, options, Clock::Real(), *recorder_);
   }
@@ -373,6 +389,7 @@ class ModelWorker final : public rpc::Process {
   std::optional<engine::PackedFileMetrics> packed_metrics_;
   std::unique_ptr<engine::KernelSpans> kernels_;
   std::unique_ptr<engine::ServedModel> model_;
+  std::unique_ptr<engine::DraftHead> head_;
   std::optional<serving::ChunkNamer> namer_;
   std::optional<serving::SessionEnv> env_;
   std::unique_ptr<store_client::LeaseClient> leases_;

@@ -15,6 +15,8 @@ policy::SpeculationMode ModeFromWire(v1::Speculation speculation,
       return policy::SpeculationMode::kPrefix;
     case v1::SPECULATION_DRAFT:
       return policy::SpeculationMode::kDraft;
+    case v1::SPECULATION_HEAD:
+      return policy::SpeculationMode::kHead;
     default:
       return unspecified;
   }
@@ -28,6 +30,8 @@ v1::Speculation ToWire(policy::DraftSourceKind source) {
       return v1::SPECULATION_PREFIX;
     case policy::DraftSourceKind::kDraft:
       return v1::SPECULATION_DRAFT;
+    case policy::DraftSourceKind::kHead:
+      return v1::SPECULATION_HEAD;
   }
   return v1::SPECULATION_UNSPECIFIED;
 }

@@ -14,11 +14,11 @@ TEST(SpeculationWireTest, EveryModeHasItsOwnMeaning) {
   EXPECT_EQ(ModeFromWire(v1::SPECULATION_OFF), SpeculationMode::kOff);
   for (const policy::DraftSourceKind source :
        {policy::DraftSourceKind::kLookup, policy::DraftSourceKind::kPrefix,
-        policy::DraftSourceKind::kDraft}) {
+        policy::DraftSourceKind::kDraft, policy::DraftSourceKind::kHead}) {
     const SpeculationMode alone = ModeFromWire(ToWire(source));
     for (const policy::DraftSourceKind other :
          {policy::DraftSourceKind::kLookup, policy::DraftSourceKind::kPrefix,
-          policy::DraftSourceKind::kDraft}) {
+          policy::DraftSourceKind::kDraft, policy::DraftSourceKind::kHead}) {
       EXPECT_EQ(policy::Allows(alone, other), other == source);
     }
   }

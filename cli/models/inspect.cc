@@ -17,9 +17,11 @@
 #include "cli/terminal_text.h"
 #include "engine/encoder/tlm.h"
 #include "engine/gguf/reader.h"
+#include "engine/head/head_file.h"
 #include "engine/model/bundle.h"
 #include "engine/model/plan_weights.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/weights/file_kind.h"
 #include "engine/weights/types/packed_type.h"
 
 namespace withy::cli {
@@ -141,6 +143,21 @@ void InspectTlm(const engine::GgufFile& file, const std::string& path, Inspectio
   Note(engine::Tlm::Open(path, {}).status(), out);
 }
 
+void InspectHead(const engine::GgufFile& file, Inspection* out) {
+  out->head.emplace();
+  out->vocabulary = static_cast<int32_t>(file.GetArrayCount("tokenizer.ggml.tokens").value_or(0));
+  const auto head = engine::ReadHead(file);
+  Note(head.status(), out);
+  if (head.ok()) out->head = engine::DescribeHead(*head);
+}
+
+std::string ServedText(const Inspection& in) {
+  if (!in.problems.empty()) return "no";
+  if (in.tlm) return "as the TLM: for orchestrator.tlm_path, not for model.path";
+  if (in.head) return "as the draft head (EAGLE-3) of a model: for model.head_path, not model.path";
+  return "yes";
+}
+
 }  // namespace
 
 absl::StatusOr<Inspection> Inspect(const std::string& path, const engine::TextOptions& text) {
@@ -159,6 +176,8 @@ absl::StatusOr<Inspection> Inspect(const std::string& path, const engine::TextOp
   CountTensors(file, &out);
   if (out.architecture == kTlmArchitecture) {
     InspectTlm(file, path, &out);
+  } else if (engine::IsDraftHead(file)) {
+    InspectHead(file, &out);
   } else {
     InspectModel(file, text, &out);
   }
@@ -301,17 +320,16 @@ std::string InspectionText(const Inspection& in) {
     rows.push_back(
         {"levels", absl::StrCat("prompt ", absl::StrJoin(in.tlm->prompt_levels, ", "), " %; model ",
                                 absl::StrJoin(in.tlm->model_levels, ", "), " %")});
-  } else if (!in.tlm) {
+  } else if (!in.tlm && !in.head) {
     AddLevels(in, &rows);
   }
+  if (in.head && in.problems.empty()) rows.push_back({"fits", *in.head});
   for (const TypeShare& share : in.types) {
     rows.push_back(
         {"weights", absl::StrCat(share.type, ": ", share.tensors, " tensors, ", Bytes(share.bytes),
                                  share.packed_as.empty() ? "" : "; packed as ", share.packed_as)});
   }
-  rows.push_back({"served", !in.problems.empty() ? "no"
-                            : in.tlm ? "as the TLM: for orchestrator.tlm_path, not for model.path"
-                                     : "yes"});
+  rows.push_back({"served", ServedText(in)});
   std::string text = Table(rows);
   for (const std::string& problem : in.problems)
     absl::StrAppend(&text, "  ", Printable(problem), "\n");
@@ -338,13 +356,15 @@ std::string InspectionJson(const Inspection& in) {
   }
   std::vector<int32_t> percents;
   for (const engine::LevelSpec& level : in.levels.levels) percents.push_back(level.percent);
-  if (!in.tlm) percents.push_back(100);
+  if (!in.tlm && !in.head) percents.push_back(100);
   const nlohmann::json json = {{"path", in.path},
                                {"parts", in.parts},
                                {"file_bytes", in.file_bytes},
                                {"gguf_version", in.gguf_version},
                                {"architecture", in.architecture},
-                               {"role", in.tlm ? "tlm" : "model"},
+                               {"role", in.tlm    ? "tlm"
+                                        : in.head ? "head"
+                                                  : "model"},
                                {"name", in.name},
                                {"parameters", in.parameters},
                                {"packed_bytes", in.packed_bytes},

@@ -46,8 +46,10 @@ struct Inspection {
   engine::TextNotes text;               // what the file does not say of its text
   std::string sample_chat;              // a short chat, as the model would get it
   std::optional<engine::TlmShape> tlm;  // set: the file is a TLM, for orchestrator.tlm_path
-  std::vector<TypeShare> types;         // most bytes first
-  std::vector<std::string> problems;    // reasons why it cannot be served; empty: it can
+  // Set: the file is a draft head, for model.head_path; a string of what it fits.
+  std::optional<std::string> head;
+  std::vector<TypeShare> types;       // most bytes first
+  std::vector<std::string> problems;  // reasons why it cannot be served; empty: it can
 };
 
 // Errors: of opening the file. Problems inside a readable file are listed in `problems`.

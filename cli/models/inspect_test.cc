@@ -53,6 +53,29 @@ TEST(InspectTest, TellsOfExperts) {
   EXPECT_LT(mixture->least_budget_bytes, mixture->packed_bytes);
 }
 
+TEST(InspectTest, TellsWhichModelADraftHeadFits) {
+  const std::string path = "tests/golden/data/eagle3.gguf";
+  const auto head = Inspect(path, {});
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_TRUE(head->problems.empty());
+  const std::string text = InspectionText(*head);
+  EXPECT_THAT(text, HasSubstr("for a model of width 64 with more than 3 layers and 96 tokens"));
+  EXPECT_THAT(text, HasSubstr("inputs of layers 1, 2, 3 and drafts 40 tokens"));
+  EXPECT_THAT(text, HasSubstr("as the draft head (EAGLE-3) of a model: for model.head_path"));
+  EXPECT_THAT(InspectionJson(*head), HasSubstr("\"role\":\"head\""));
+
+  const auto file = engine::GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::string broken = ::testing::TempDir() + "/withy_cli_inspect_head.gguf";
+  engine::GgufWriter writer;
+  writer.CopyMetadata(*file);
+  ASSERT_TRUE(writer.Write(broken).ok());
+  const auto empty = Inspect(broken, {});
+  std::filesystem::remove(broken);
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  EXPECT_THAT(InspectionText(*empty), HasSubstr("tensor fc.weight is missing"));
+}
+
 // The figure in docs/operations.md, KV memory.
 TEST(InspectTest, A11BLlamaTakes12KiBOfKvAToken) {
   Inspection inspection;

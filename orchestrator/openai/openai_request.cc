@@ -480,11 +480,9 @@ absl::Status HeaderNumber(const HeaderOf& header, const char* name, double lowes
 
 absl::Status ReadSpeculation(const HeaderOf& header, v1::GenerateRequest* request) {
   static constexpr std::pair<const char*, v1::Speculation> kSources[] = {
-      {"off", v1::SPECULATION_OFF},
-      {"auto", v1::SPECULATION_AUTO},
-      {"lookup", v1::SPECULATION_LOOKUP},
-      {"prefix", v1::SPECULATION_PREFIX},
-      {"draft", v1::SPECULATION_DRAFT}};
+      {"off", v1::SPECULATION_OFF},       {"auto", v1::SPECULATION_AUTO},
+      {"lookup", v1::SPECULATION_LOOKUP}, {"prefix", v1::SPECULATION_PREFIX},
+      {"draft", v1::SPECULATION_DRAFT},   {"head", v1::SPECULATION_HEAD}};
   const std::optional<std::string> text = header("x-withy-speculation");
   if (!text) return absl::OkStatus();
   for (const auto& [name, source] : kSources) {
@@ -492,8 +490,9 @@ absl::Status ReadSpeculation(const HeaderOf& header, v1::GenerateRequest* reques
     request->set_speculation(source);
     return absl::OkStatus();
   }
-  return Wrong("header x-withy-speculation",
-               absl::StrCat(" is \"", *text, "\": it must be off, auto, lookup, prefix or draft"));
+  return Wrong(
+      "header x-withy-speculation",
+      absl::StrCat(" is \"", *text, "\": it must be off, auto, lookup, prefix, draft or head"));
 }
 
 absl::Status ReadHeaders(const HeaderOf& header, v1::GenerateRequest* request) {

@@ -64,7 +64,7 @@ std::vector<OpenAiCall> ChoicesOf(const OpenAiCall& call);
 // `body` is the JSON document. Headers, all optional:
 //   x-slo-ttft-ms, x-slo-tpot-ms        as Slo.ttft_ms, .tpot_ms
 //   x-slo-end-to-end-ms, x-slo-ttft-ratio, x-slo-tpot-ratio, x-slo-energy-mj, x-slo-strict
-//   x-withy-speculation                 off, auto, lookup, prefix, draft
+//   x-withy-speculation                 off, auto, lookup, prefix, draft, head
 //   x-withy-model-level, x-withy-prompt-level   per cent
 //   x-withy-priority                    -10..10
 //   x-withy-context                     a context of the app: the messages continue it

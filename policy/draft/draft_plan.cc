@@ -10,7 +10,8 @@
 namespace withy::policy {
 namespace {
 
-constexpr DraftSourceKind kModels[] = {DraftSourceKind::kPrefix, DraftSourceKind::kDraft};
+constexpr DraftSourceKind kModels[] = {DraftSourceKind::kPrefix, DraftSourceKind::kDraft,
+                                       DraftSourceKind::kHead};
 
 // Where a pass waits for a disk, it computes rows meanwhile.
 std::vector<RowCost> GuessedIfUnknown(std::span<const RowCost> measured, bool streams) {

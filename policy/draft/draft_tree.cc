@@ -14,6 +14,8 @@ std::string_view DraftSourceName(DraftSourceKind kind) {
       return "prefix";
     case DraftSourceKind::kDraft:
       return "draft";
+    case DraftSourceKind::kHead:
+      return "head";
   }
   return "unknown";
 }

@@ -15,14 +15,15 @@
 
 namespace withy::policy {
 
-// Cheapest first.
+// Look-ups are the cheapest, and asked first.
 enum class DraftSourceKind : uint8_t {
   kLookup,  // what followed the same tokens before
   kPrefix,  // a low level of the target
   kDraft,   // the draft model
+  kHead,    // the target's draft head
 };
-inline constexpr size_t kDraftSourceKinds = 3;
-std::string_view DraftSourceName(DraftSourceKind kind);  // "lookup", "prefix", "draft"
+inline constexpr size_t kDraftSourceKinds = 4;
+std::string_view DraftSourceName(DraftSourceKind kind);  // "lookup", "prefix", "draft", "head"
 
 // Where a drafted token comes from and how sure its source was: index of a class of the source's
 // tokens whose acceptance is learnt together (draft_confidence.h).

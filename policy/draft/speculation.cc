@@ -19,6 +19,8 @@ bool Allows(SpeculationMode mode, DraftSourceKind source) {
       return source == DraftSourceKind::kPrefix;
     case SpeculationMode::kDraft:
       return source == DraftSourceKind::kDraft;
+    case SpeculationMode::kHead:
+      return source == DraftSourceKind::kHead;
   }
   return false;
 }

@@ -18,7 +18,7 @@
 namespace withy::policy {
 
 // What the caller allows.
-enum class SpeculationMode : uint8_t { kAuto, kOff, kLookup, kPrefix, kDraft };
+enum class SpeculationMode : uint8_t { kAuto, kOff, kLookup, kPrefix, kDraft, kHead };
 
 // Whether `mode` allows a source.
 bool Allows(SpeculationMode mode, DraftSourceKind source);

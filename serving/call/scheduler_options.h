@@ -9,6 +9,10 @@
 #include "policy/call/pace.h"
 #include "policy/draft/tree_budget.h"
 
+namespace withy::engine {
+class DraftHead;
+}
+
 namespace withy::serving {
 
 class Drafter;
@@ -23,7 +27,8 @@ struct SpeculationOptions {
   int32_t max_tree_rows = 65;  // of a decode step of a call, 2..256
   // What passes of several rows take, as calibrated; empty: learnt alone.
   std::vector<policy::RowCost> row_costs = {};
-  Drafter* draft = nullptr;  // null: there is none. Outlives the scheduler
+  Drafter* draft = nullptr;           // null: there is none. Outlives the scheduler
+  engine::DraftHead* head = nullptr;  // of the target; likewise
 };
 
 struct SchedulerOptions {

@@ -23,6 +23,8 @@ struct StepBatch {
     int32_t rows;
     bool decode;
     int32_t logits_rows;  // of `rows`, those that want logits
+    // Of each row, for the draft head; empty: nobody reads them.
+    std::vector<float> features = {};
   };
 
   const Part* PartOf(const Call& call) const {

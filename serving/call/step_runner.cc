@@ -145,6 +145,14 @@ bool StepRunner::Begin(StepBatch& batch, std::vector<float>& logits) {
   const uint64_t only_call = batch.parts.size() == 1 ? batch.parts[0].call->request.call_id : 0;
   engine::Batch rows{
       .rows = batch.rows, .contexts = batch.views, .tag = metrics_.pass_numbers().Next(only_call)};
+  size_t first = 0;
+  for (StepBatch::Part& part : batch.parts) {
+    const std::span<engine::Row> of_part =
+        std::span(batch.rows).subspan(first, static_cast<size_t>(part.rows));
+    speculator_.AskFeatures(*part.call, of_part, &part.features);
+    if (!part.features.empty()) rows.feature_layers = speculator_.feature_layers();
+    first += of_part.size();
+  }
   if (StreamsWeights()) {
     rows.meanwhile = [this, &batch](const std::atomic<bool>& arrived) {
       GrowMeanwhile(batch, arrived);

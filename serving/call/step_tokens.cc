@@ -47,12 +47,15 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
                                     .preempted = batch.preempted,
                                     .streams_weights = model_.weight_stats().streams()});
   if (learner_.board().passes() > 0) metrics_.Board(learner_.board());
-  size_t first_logit = 0;
+  size_t first_logit = 0, first_row = 0;
   bool first_tokens = false, urgent = false;
   const StepBatch::Decoding decoding = batch.decoding();
   std::vector<Call*> going_on;
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
+    const std::span<const engine::Row> rows =
+        std::span(batch.rows).subspan(first_row, static_cast<size_t>(part.rows));
+    first_row += rows.size();
     ++call.steps;
     const int32_t token =
         part.decode ? call.session->answer().tokens() : call.session->rows().computed();
@@ -81,6 +84,7 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
       const int32_t tokens = call.session->usage().prefilled_tokens;
       call.sink->Progress(tokens - call.session->rows().pending(), tokens);
     }
+    speculator_.TakeFeatures(call, rows, part.features);
     going_on.push_back(&call);
   }
   // Every token has been told by now; what is next for their calls makes work for other threads.

@@ -78,8 +78,8 @@ WorkerMetrics::WorkerMetrics(telemetry::Recorder& recorder)
                            .label_value = engine::FinishReasonName(reason)});
   }
   using policy::DraftSourceKind;
-  for (const DraftSourceKind source :
-       {DraftSourceKind::kLookup, DraftSourceKind::kPrefix, DraftSourceKind::kDraft}) {
+  for (const DraftSourceKind source : {DraftSourceKind::kLookup, DraftSourceKind::kPrefix,
+                                       DraftSourceKind::kDraft, DraftSourceKind::kHead}) {
     drafted_[static_cast<size_t>(source)] =
         &recorder.counter({.name = "withy_drafted_tokens_total",
                            .help = "Drafted tokens that the target verified, by source.",

@@ -13,6 +13,7 @@
 #include "policy/draft/draft_plan.h"
 #include "policy/draft/speculation.h"
 #include "policy/draft/token_lookup.h"
+#include "serving/speculation/head_tree_kv.h"
 #include "serving/speculation/session_tree_kv.h"
 #include "serving/speculation/tree_grower.h"
 
@@ -56,6 +57,7 @@ struct CallDrafts {
   policy::DraftedCall step{.speculation = {context->state, app->state}};
   KvTree prefix;  // the part of its tree that the low level grows, or grew while the last one ran
   SessionTreeKv prefix_kv;
+  std::unique_ptr<HeadDrafts> head;  // what the target's draft head grows; null: none yet
   size_t tokens_before = 0;  // of the session
 };
 

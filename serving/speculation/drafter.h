@@ -1,7 +1,7 @@
-// What drafts: look-ups, the target's own lowest level, the draft model of draft_worker.
-// Neighbours: speculator.h asks between two decode steps, as policy/draft/draft_plan.h plans;
-// lookup_drafter.h and prefix_drafter.h are in this process, the worker's draft_client.h asks
-// draft_worker.
+// What drafts: look-ups, the target's own lowest level, its draft head, the draft model of
+// draft_worker. Neighbours: speculator.h asks between two decode steps, as
+// policy/draft/draft_plan.h plans; lookup_drafter.h, prefix_drafter.h and head_drafter.h are in
+// this process, the worker's draft_client.h asks draft_worker.
 #pragma once
 
 #include <atomic>

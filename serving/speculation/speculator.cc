@@ -33,6 +33,13 @@ auto& EntryOf(Map& map, const std::string& key, size_t limit, const Make& make) 
   return map.emplace(key, make()).first->second;
 }
 
+std::optional<HeadDrafter> HeadOf(const SpeculationOptions& options, const engine::Model& model,
+                                  const std::vector<policy::LevelPace>& levels, Clock& clock,
+                                  WorkerMetrics& metrics) {
+  if (options.head == nullptr) return std::nullopt;
+  return HeadDrafter(*options.head, model.info(), levels.back(), clock, metrics);
+}
+
 }  // namespace
 
 Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
@@ -48,7 +55,8 @@ Speculator::Speculator(engine::Model& model, const SpeculationOptions& options,
       metrics_(metrics),
       learning_(options.row_costs, model.weight_stats().streams()),
       prefix_(model, options.row_costs, levels.front(), clock, metrics),
-      drafters_{&lookup_, &prefix_, options.draft} {}
+      head_(HeadOf(options, model, levels, clock, metrics)),
+      drafters_{&lookup_, &prefix_, options.draft, head_.has_value() ? &*head_ : nullptr} {}
 
 CallDrafts& Speculator::DraftsOf(Call& call) {
   if (call.drafts != nullptr) return *call.drafts;
@@ -189,6 +197,26 @@ std::unique_ptr<StepWindows> Speculator::OpenWindows(std::span<Call* const> call
   const std::optional<policy::DraftPlan::Ask> ask = policy::WindowAsk(plan_options_, steps);
   if (!ask.has_value()) return nullptr;
   return drafters_[static_cast<size_t>(ask->source)]->GrowMeanwhile(TasksOf(*ask, drafted));
+}
+
+void Speculator::AskFeatures(Call& call, std::span<engine::Row> rows,
+                             std::vector<float>* features) {
+  features->clear();
+  if (!head_.has_value() || !Drafts(call) ||
+      !policy::Allows(call.request.speculation, DraftSourceKind::kHead)) {
+    return;
+  }
+  head_->AskFeatures(rows, features);
+}
+
+std::span<const int32_t> Speculator::feature_layers() const {
+  return head_.has_value() ? head_->feature_layers() : std::span<const int32_t>();
+}
+
+void Speculator::TakeFeatures(Call& call, std::span<const engine::Row> rows,
+                              std::span<const float> features) {
+  if (features.empty()) return;
+  head_->TakeFeatures(*call.session, DraftsOf(call), rows, features);
 }
 
 void Speculator::Observe(Call& call, const policy::DecodedStep& step) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "serving/call/step_windows.h"
 #include "serving/call/worker_metrics.h"
 #include "serving/speculation/drafter.h"
+#include "serving/speculation/head_drafter.h"
 #include "serving/speculation/lookup_drafter.h"
 #include "serving/speculation/prefix_drafter.h"
 
@@ -46,6 +48,13 @@ class Speculator {
   // what the step verifies, and behind prompts that it computes, whose KV the draft model computes
   // before. Null: there is nothing to grow. It must not outlive the step.
   std::unique_ptr<StepWindows> OpenWindows(std::span<Call* const> calls);
+  // A step is to begin that computes these rows of the call. Where a draft head goes on from them,
+  // they get room in `features`, which must stay as long as the step.
+  void AskFeatures(Call& call, std::span<engine::Row> rows, std::vector<float>* features);
+  // Batch::feature_layers of steps.
+  std::span<const int32_t> feature_layers() const;
+  // The step was computed, and its tokens were taken: `features` are those of its rows, or empty.
+  void TakeFeatures(Call& call, std::span<const engine::Row> rows, std::span<const float> features);
   // The step was computed, and its tokens were taken.
   void Observe(Call& call, const policy::DecodedStep& step);
   // The call has ended, and keeps its session: what it said, if it has an answer, is looked up by
@@ -83,6 +92,7 @@ class Speculator {
   policy::DraftLearning learning_;
   LookupDrafter lookup_;
   PrefixDrafter prefix_;
+  std::optional<HeadDrafter> head_;  // none: the target has no draft head
   const std::array<Drafter*, policy::kDraftSourceKinds> drafters_;  // by source; null: none
   std::map<std::string, std::shared_ptr<AppDrafts>> apps_;
   uint64_t uses_ = 0;

@@ -1,9 +1,9 @@
 // Grows token trees behind answers with a model: follows an answer, chooses the rows of a pass,
 // computes it, in one go or in slices, and extends the trees. One for all that drafts:
-// draft_worker, the target's own lowest level, the benchmarks. Where KV lies is up to a TreeKv.
-// Neighbours: policy/draft/tree_growth.h says which leaves come next; scratch_tree_kv.h and
-// session_tree_kv.h are the places. Source: LLMCad sections 3.2 to 3.4; drafting with the target's
-// own lowest level is ours.
+// draft_worker, the target's own lowest level and its draft head, the benchmarks. Where KV lies is
+// up to a TreeKv. Neighbours: policy/draft/tree_growth.h says which leaves come next;
+// scratch_tree_kv.h and session_tree_kv.h are the places. Source: LLMCad sections 3.2 to 3.4;
+// drafting with the target's own lowest level is ours.
 #pragma once
 
 #include <atomic>
@@ -89,7 +89,7 @@ struct CaughtUp {
 
 // What grows trees. All is borrowed; `logits` is scratch that one grower uses at a time.
 struct GrowerParts {
-  engine::Model& model;
+  engine::RowModel& model;
   engine::PassNumbers& passes;  // names passes: one that several calls share belongs to none
   Clock& clock;
   std::vector<float>& logits;

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "engine/gguf/reader.h"
+#include "engine/head/testing.h"
+#include "engine/weights/shape.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/board.h"
 #include "tests/e2e/test_model.h"
@@ -141,6 +144,51 @@ TEST_F(SpeculationTest, UnderControlAnswersAreTheSame) {
       expected = answer.text;
     }
     EXPECT_EQ(answer.text, expected);
+  }
+}
+
+// A draft head of the model drafts in the worker itself; of a head that knows nothing answers are
+// the same.
+TEST_F(SpeculationTest, ADraftHeadDraftsAndChangesNoAnswer) {
+  const auto file = engine::GgufFile::Open(TestTargetPath());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto shape = engine::ReadShape(*file);
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  engine::ModelInfo target;
+  target.d_model = shape->d_model;
+  target.vocab_size = shape->vocab_size;
+  const std::string head = ::testing::TempDir() + "/withy_e2e_head.gguf";
+  engine::TestHead::Random(target).Write(head);
+  board_ = std::make_unique<Board>(
+      std::vector<std::string>{"model.path=" + TestTargetPath(), "model.head_path=" + head,
+                               "model.tree_rows=9", "store.kv_ratio_percent=100"});
+  board_->SpeculateAlways();
+  board_->StartAll();
+  ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("model_worker");
+  stub_ = board_->NewStub();
+  token_ = board_->BindApp("app");
+  for (const float temperature : {0.0f, 1.2f}) {
+    std::string expected;
+    for (const v1::Speculation source : {v1::SPECULATION_OFF, v1::SPECULATION_HEAD}) {
+      v1::GenerateRequest request =
+          UserRequest(CreateContext(*stub_, token_), "tell me about the weather", 40);
+      request.mutable_sampling()->set_temperature(temperature);
+      request.mutable_sampling()->set_seed(11);
+      request.set_speculation(source);
+      const Answer first = Generate(*stub_, token_, request);
+      const Answer second = Generate(*stub_, token_, request);
+      ASSERT_TRUE(first.status.ok() && second.status.ok()) << first.status << second.status;
+      if (source == v1::SPECULATION_OFF) {
+        expected = first.text + second.text;
+        continue;
+      }
+      EXPECT_EQ(first.text + second.text, expected);
+      for (const Answer& answer : {first, second}) {
+        const v1::SourceReport* const report = Find(answer, v1::SPECULATION_HEAD);
+        ASSERT_NE(report, nullptr) << board_->Log("model_worker");
+        EXPECT_GT(report->drafted_tokens(), 20u);
+      }
+    }
   }
 }
 

@@ -165,7 +165,7 @@ TEST(WithyctlTest, AChatTellsHowManyDraftedTokensAPassAccepts) {
   ASSERT_TRUE(chat.Shows("accepted (draft ")) << chat.screen();
   ASSERT_TRUE(chat.Shows(" accepted a pass, ")) << chat.screen();
   chat.Type("/speculation maybe\n");
-  ASSERT_TRUE(chat.Shows("it must be off, lookup, prefix, draft or auto")) << chat.screen();
+  ASSERT_TRUE(chat.Shows("it must be off, lookup, prefix, draft, head or auto")) << chat.screen();
   chat.Type("/speculation off\nhello\n/context\n");
   ASSERT_TRUE(chat.Shows("ctx_")) << chat.screen();
   EXPECT_EQ(chat.screen().find("accepted a pass", chat.screen().find("/speculation off")),

@@ -56,6 +56,25 @@ void AddCutGateUp(StepList& steps, const Kernels& kernels,
       });
 }
 
+// Copies what leaves a layer, as it enters the next one, to the features of the rows that have
+// them. Everything passed in stays until the steps have run.
+void AddKeepFeatures(const Op& op, const RowPlan& plan, std::span<const int32_t> feature_layers,
+                     const LoraLowering& lora, RowBuffer& x, StepList& steps) {
+  steps.Add(op.rows, kPieceRows, [&op, &plan, feature_layers, &lora, &x](int begin, int end) {
+    for (int32_t i = begin; i < end; ++i) {
+      const std::span<float> features = plan.row(i).row->features;
+      if (features.empty()) continue;
+      const size_t width = features.size() / feature_layers.size();
+      for (size_t at = 0; at < feature_layers.size(); ++at) {
+        if (feature_layers[at] != op.layer + 1) continue;
+        float* const kept = features.data() + at * width;
+        std::memcpy(kept, x.row(i), sizeof(float) * width);
+        lora.AddToStream(op, i, i + 1, kept, static_cast<ptrdiff_t>(width));
+      }
+    }
+  });
+}
+
 // The norm that is the operation's first weight; a bias of it is the last.
 NormArgs NormOf(const BoundWeights& weights, const ModelShape& shape, const Op& op) {
   NormArgs norm{.weight = weights.Vector(op.weights[0]), .epsilon = shape.rms_epsilon};
@@ -164,7 +183,7 @@ void Lowering::Lower(const Op& op, StepList& steps) {
     case OpKind::kMerge:
       return streams_.Merge(op, steps);
     case OpKind::kKeepFeatures:
-      return KeepFeatures(op, steps);
+      return AddKeepFeatures(op, *plan_, batch_.feature_layers, lora_, work_.x, steps);
     case OpKind::kTap:
       return Tap(op, steps);
     case OpKind::kTakeLogitRows:
@@ -529,21 +548,6 @@ void Lowering::AddBranch(const Op& op, StepList& steps) {
       if (!op.joins_laurel) continue;
       kernels_.add(work_.laurel.row(i), s.d_model, work_.x.row(i));
       Scale(work_.x.row(i), s.d_model, std::numbers::sqrt2_v<float> / 2);
-    }
-  });
-}
-
-void Lowering::KeepFeatures(const Op& op, StepList& steps) {
-  steps.Add(op.rows, kPieceRows, [this, &op](int begin, int end) {
-    const auto width = static_cast<size_t>(facts_.shape.d_model);
-    for (int32_t i = begin; i < end; ++i) {
-      const std::span<float> features = plan_->row(i).row->features;
-      for (size_t at = 0; !features.empty() && at < batch_.feature_layers.size(); ++at) {
-        if (batch_.feature_layers[at] != op.layer + 1) continue;
-        float* const kept = features.data() + at * width;
-        std::memcpy(kept, work_.x.row(i), sizeof(float) * width);
-        lora_.AddToStream(op, i, i + 1, kept, static_cast<ptrdiff_t>(width));
-      }
     }
   });
 }

@@ -69,7 +69,6 @@ class Lowering {
   void GateUp(const Op& op, StepList& steps);
   void Down(const Op& op, StepList& steps);
   void AddBranch(const Op& op, StepList& steps);
-  void KeepFeatures(const Op& op, StepList& steps);
   void Tap(const Op& op, StepList& steps);
   void TakeLogitRows(const Op& op, StepList& steps);
   void Head(const Op& op, StepList& steps);
