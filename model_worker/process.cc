@@ -226,7 +226,9 @@ class ModelWorker final : public rpc::Process {
     LogWeights(weights);
     const uint64_t weight_bytes = weights.streams() ? weights.resident_bytes + weights.buffer_bytes
                                                     : static_cast<uint64_t>(info.weight_bytes);
-    if (!KeepInMemory(weight_bytes) && !weights.streams()) {
+    const auto head_bytes =
+        static_cast<uint64_t>(head_ == nullptr ? 0 : head_->info().weight_bytes);
+    if (!KeepInMemory(weight_bytes + head_bytes) && !weights.streams()) {
       spdlog::info(
           "weights may be paged out: they take more than half of the memory, or LimitMEMLOCK is "
           "finite");

@@ -399,7 +399,7 @@ TEST_F(DraftHeadTest, AFileThatIsWrongIsNamedWithWhatIsWrong) {
   EXPECT_THAT(Refusal(), HasSubstr("tensor fc_norm.0.weight is none of an EAGLE-3 head"));
   head_ = good;
   head_.layers = {0, 1, 2};
-  EXPECT_THAT(Refusal(), HasSubstr("eagle3.extract_layers has 0"));
+  EXPECT_THAT(Refusal(), HasSubstr("eagle3.target_layers has 0"));
   head_ = good;
   head_.blocks = 2;
   EXPECT_THAT(Refusal(), HasSubstr("only heads of one layer"));

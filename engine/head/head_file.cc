@@ -48,16 +48,16 @@ class HeadReader {
   }
 
   absl::Status ReadInputs() {
-    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> layers,
-                           file_.GetIntArray("eagle3.extract_layers"));
+    const std::string key =
+        file_.Has("eagle3.extract_layers") ? "eagle3.extract_layers" : "eagle3.target_layers";
+    WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> layers, file_.GetIntArray(key));
     if (layers.empty() || layers.size() > kMaxFeatureLayers) {
-      return Wrong(absl::StrCat("eagle3.extract_layers has ", layers.size(),
-                                " entries; it must have 1 to ", kMaxFeatureLayers));
+      return Wrong(absl::StrCat(key, " has ", layers.size(), " entries; it must have 1 to ",
+                                kMaxFeatureLayers));
     }
     for (const int64_t layer : layers) {
       if (layer < 1 || layer >= kMaxTargetLayers) {
-        return Wrong(absl::StrCat("eagle3.extract_layers has ", layer, "; it must be 1 to ",
-                                  kMaxTargetLayers - 1,
+        return Wrong(absl::StrCat(key, " has ", layer, "; it must be 1 to ", kMaxTargetLayers - 1,
                                   ": layers of the target whose input is "
                                   "read"));
       }
@@ -71,6 +71,7 @@ class HeadReader {
     head_.target_width = static_cast<int32_t>(width);
     WITHY_ASSIGN_OR_RETURN(head_.norm_before_residual,
                            file_.GetBoolOr("eagle3.norm_before_residual", false));
+    WITHY_ASSIGN_OR_RETURN(head_.norm_before_fc, file_.GetBoolOr("eagle3.norm_before_fc", false));
     return absl::OkStatus();
   }
 
@@ -120,8 +121,14 @@ class HeadReader {
                                               kMakeAgain));
     }
     WITHY_RETURN_IF_ERROR(Check("fc.weight", s.d_model, head_.feature_width()));
-    for (const char* norm : {"blk.0.attn_norm.weight", "blk.0.attn_norm_2.weight",
-                             "blk.0.ffn_norm.weight", "output_norm.weight"}) {
+    if (head_.norm_before_fc) {
+      WITHY_RETURN_IF_ERROR(Check("enc.output_norm.weight", 1, head_.feature_width()));
+    }
+    const bool earlier = file_.FindTensor("blk.0.hidden_norm.weight") != nullptr;
+    head_.hidden_norm = earlier ? "blk.0.hidden_norm.weight" : "blk.0.attn_norm_2.weight";
+    for (const std::string& norm :
+         {std::string("blk.0.attn_norm.weight"), head_.hidden_norm,
+          std::string("blk.0.ffn_norm.weight"), std::string("output_norm.weight")}) {
       WITHY_RETURN_IF_ERROR(Check(norm, 1, s.d_model));
     }
     WITHY_RETURN_IF_ERROR(Check("blk.0.attn_q.weight", s.q_rows(), 2 * s.d_model));

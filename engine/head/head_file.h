@@ -4,12 +4,18 @@
 // "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
 // section 3.
 //
-//   eagle3.extract_layers          layers of the target whose inputs the head reads
+//   eagle3.target_layers           layers of the target whose inputs the head reads; earlier files:
+//                                  eagle3.extract_layers
 //   eagle3.target_hidden_size      width of each of them
-//   eagle3.norm_before_residual    bool, default false
+//   eagle3.norm_before_residual, norm_before_fc    bool, default false
 //   and the sizes, norms and RoPE of one layer as of a llama
 //   fc                             [width, layers read * target width]
-//   blk.0.attn_norm, attn_norm_2   norms of the token's embedding and of the hidden state
+//   enc.output_norm                [layers read * target width], with norm_before_fc: an RMS norm
+//   of
+//                                  all that fc reads together
+//   blk.0.attn_norm, attn_norm_2   norms of the token's embedding and of the hidden state; the
+//   latter
+//                                  is hidden_norm in earlier files
 //   blk.0.attn_q, attn_k, attn_v   [.., 2 * width]: both of them, the embedding first
 //   blk.0.attn_output, ffn_norm, ffn_gate, ffn_up, ffn_down, output_norm
 //   d2t                            I64 [draft vocabulary]: the target's id of each drafted token;
@@ -36,6 +42,8 @@ struct HeadShape {
   int32_t target_width = 0;
   std::vector<int32_t> feature_layers;  // of the target, in the order of the inputs of fc
   bool norm_before_residual = false;    // the residual is the normed hidden state
+  bool norm_before_fc = false;          // fc reads normed features
+  std::string hidden_norm;              // the tensor's name
   int32_t draft_vocab = 0;
   // [draft_vocab]: the target's id of each drafted token; empty: the same id.
   std::vector<int32_t> target_tokens;

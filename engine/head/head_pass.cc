@@ -102,6 +102,7 @@ void HeadPass::Resize(size_t rows) {
   const ModelShape& s = shape_.layer;
   const size_t wanted_rows = wanted_.size();
   const auto count = static_cast<int>(rows);
+  if (shape_.norm_before_fc) normed_.Resize(featured_.size(), shape_.feature_width());
   fused_.Resize(featured_.size(), s.d_model);
   entering_.Resize(rows, 2 * s.d_model);
   x_.Resize(rows, s.d_model);
@@ -137,7 +138,13 @@ void HeadPass::Fuse() {
     const int32_t width = shape_.feature_width();
     for (int j = begin; j < end; ++j) {
       const auto i = static_cast<size_t>(featured_[static_cast<size_t>(j)]);
-      kernels_.prepare(sources_[i].features.data(), width, j, j + 1, 0, width, &feature_input_);
+      const float* features = sources_[i].features.data();
+      if (weights_.feature_norm != nullptr) {
+        kernels_.rms_norm(features, weights_.feature_norm, shape_.layer.rms_epsilon, width,
+                          normed_.row(j));
+        features = normed_.row(j);
+      }
+      kernels_.prepare(features, width, j, j + 1, 0, width, &feature_input_);
     }
   });
   const MatMulArgs fc = Product(weights_.fc, feature_input_, rows, fused_);

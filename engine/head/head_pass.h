@@ -84,6 +84,7 @@ class HeadPass {
   std::vector<Source> sources_;    // [row]
   std::vector<int32_t> featured_;  // indices of the rows that go on from features
 
+  RowBuffer normed_;        // features, where fc reads them normed [feature_width]
   RowBuffer fused_;         // fc * features [d_model], of the featured rows
   RowBuffer entering_;      // normed embedding, then normed hidden state [2 * d_model]
   RowBuffer x_;             // residual stream [d_model]; of the wanted rows below

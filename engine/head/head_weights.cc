@@ -135,13 +135,16 @@ absl::StatusOr<HeadWeights> LoadHeadWeights(const GgufFile& file, const HeadShap
   for (const auto& [name, matrix] : matrices) {
     WITHY_RETURN_IF_ERROR(loader.Matrix(absl::StrCat(name, ".weight"), matrix));
   }
-  const std::pair<const char*, const float**> vectors[] = {
-      {"blk.0.attn_norm", &weights.embedding_norm},
-      {"blk.0.attn_norm_2", &weights.hidden_norm},
-      {"blk.0.ffn_norm", &weights.ffn_norm},
-      {"output_norm", &weights.output_norm}};
+  const std::pair<std::string, const float**> vectors[] = {
+      {"blk.0.attn_norm.weight", &weights.embedding_norm},
+      {shape.hidden_norm, &weights.hidden_norm},
+      {"blk.0.ffn_norm.weight", &weights.ffn_norm},
+      {"output_norm.weight", &weights.output_norm}};
   for (const auto& [name, vector] : vectors) {
-    WITHY_RETURN_IF_ERROR(loader.Vector(absl::StrCat(name, ".weight"), vector));
+    WITHY_RETURN_IF_ERROR(loader.Vector(name, vector));
+  }
+  if (shape.norm_before_fc) {
+    WITHY_RETURN_IF_ERROR(loader.Vector("enc.output_norm.weight", &weights.feature_norm));
   }
   if (shape.own_embedding) {
     WITHY_RETURN_IF_ERROR(loader.Matrix("token_embd.weight", &weights.embedding));

@@ -29,6 +29,7 @@ struct HeadWeights {
   PackedMatrix up;
   PackedMatrix down;
   PackedMatrix output;
+  const float* feature_norm = nullptr;  // null: fc reads features as they are
   const float* embedding_norm = nullptr;
   const float* hidden_norm = nullptr;
   const float* ffn_norm = nullptr;

@@ -118,7 +118,7 @@ struct TestHead {
     set("attention.value_length", 32);
     set("target_hidden_size", target_width);
     set("vocab_size", vocab_size);
-    writer.SetArray<int32_t>("eagle3.extract_layers", layers);
+    writer.SetArray<int32_t>("eagle3.target_layers", layers);
     writer.Set<float>("eagle3.attention.layer_norm_rms_epsilon", 1e-5f);
     tensors.AddTo(&writer);
     EXPECT_TRUE(writer.Write(path).ok());

@@ -21,6 +21,13 @@ telemetry::Phase PhaseOf(const StepBatch::Part& part) {
   return again ? Phase::kRecompute : Phase::kPrefill;
 }
 
+// What a step gave a draft head of a call.
+struct CallFeatures {
+  Call* call;
+  std::span<const engine::Row> rows;
+  std::span<const float> features;
+};
+
 }  // namespace
 
 std::optional<size_t> LevelOf(const engine::ModelInfo& model, const Call& call) {
@@ -51,6 +58,7 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
   bool first_tokens = false, urgent = false;
   const StepBatch::Decoding decoding = batch.decoding();
   std::vector<Call*> going_on;
+  std::vector<CallFeatures> features;
   for (const StepBatch::Part& part : batch.parts) {
     Call& call = *part.call;
     const std::span<const engine::Row> rows =
@@ -84,8 +92,11 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
       const int32_t tokens = call.session->usage().prefilled_tokens;
       call.sink->Progress(tokens - call.session->rows().pending(), tokens);
     }
-    speculator_.TakeFeatures(call, rows, part.features);
     going_on.push_back(&call);
+    if (!part.features.empty()) features.push_back({&call, rows, part.features});
+  }
+  for (const CallFeatures& of : features) {
+    speculator_.TakeFeatures(*of.call, of.rows, of.features);
   }
   // Every token has been told by now; what is next for their calls makes work for other threads.
   const auto threads = static_cast<unsigned>(model_.threads());

@@ -58,7 +58,7 @@ struct CallDrafts {
   KvTree prefix;  // the part of its tree that the low level grows, or grew while the last one ran
   SessionTreeKv prefix_kv;
   std::unique_ptr<HeadDrafts> head;  // what the target's draft head grows; null: none yet
-  size_t tokens_before = 0;  // of the session
+  size_t tokens_before = 0;          // of the session
 };
 
 }  // namespace withy::serving

@@ -23,11 +23,13 @@ TARGET, TARGET_WIDTH, VOCAB, LAYERS = "smollm3", 64, 96, [1, 2, 3]
 EPSILON, ROPE_BASE, HEAD_DIM = 1e-5, 500000.0, 32
 PREFIX = 10  # tokens before the chain of drafted ones
 CHAIN = 5
-# Width, heads, KV heads, neurons; whether the residual is the normed hidden state; the drafted tokens, None: all of them; whether
-# the head has an embedding of its own.
+# Width, heads, KV heads, neurons; whether the residual is the normed hidden state and fc reads normed features; the drafted
+# tokens, None: all of them; whether the head has an embedding of its own; names of the key and of the norm, which have changed.
 HEADS = {
-    "eagle3": dict(width=96, heads=4, kv_heads=2, neurons=160, normed=False, drafted=40, own_embedding=True),
-    "eagle3_normed": dict(width=64, heads=2, kv_heads=1, neurons=96, normed=True, drafted=None, own_embedding=False),
+    "eagle3": dict(width=96, heads=4, kv_heads=2, neurons=160, normed=False, drafted=40, own_embedding=True,
+                   layers_key="target_layers", hidden_norm="blk.0.attn_norm_2"),
+    "eagle3_normed": dict(width=64, heads=2, kv_heads=1, neurons=96, normed=True, drafted=None, own_embedding=False,
+                          layers_key="extract_layers", hidden_norm="blk.0.hidden_norm"),
 }
 
 
@@ -99,7 +101,7 @@ class Head:
     def step(self, embedding, hidden):
         """Logits and the hidden state that the next drafted token goes on from."""
         w, spec = self.w, self.spec
-        normed = rms_norm(hidden, w["blk.0.attn_norm_2"])
+        normed = rms_norm(hidden, w[spec["hidden_norm"]])
         both = np.concatenate([rms_norm(embedding, w["blk.0.attn_norm"]), normed])
         position = len(self.keys)
         query = rope((w["blk.0.attn_q"] @ both).reshape(spec["heads"], HEAD_DIM), position)
@@ -130,8 +132,10 @@ def make_weights(spec, random):
     if spec["own_embedding"]:
         shapes["token_embd"] = (VOCAB, width)
     weights = {name: half(random.normal(size=shape) / np.sqrt(shape[1])) for name, shape in shapes.items()}
-    for name in ("blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm", "output_norm"):
+    for name in ("blk.0.attn_norm", spec["hidden_norm"], "blk.0.ffn_norm", "output_norm"):
         weights[name] = (1 + 0.3 * random.normal(size=width)).astype(np.float32)
+    if spec["normed"]:
+        weights["enc.output_norm"] = (1 + 0.3 * random.normal(size=len(LAYERS) * TARGET_WIDTH)).astype(np.float32)
     return weights
 
 
@@ -146,7 +150,8 @@ def main(folder):
         weights = make_weights(spec, random)
         drafted = np.sort(random.permutation(VOCAB)[:spec["drafted"]]) if spec["drafted"] else np.arange(VOCAB)
         embeddings = weights.get("token_embd", target["token_embd.weight"]).astype(np.float64)
-        fused = features @ weights["fc"].astype(np.float64).T
+        read = rms_norm(features, weights["enc.output_norm"].astype(np.float64)) if spec["normed"] else features
+        fused = read @ weights["fc"].astype(np.float64).T
         head, logits = Head(weights, spec), []
         for position in range(1, len(tokens)):
             logits.append(head.step(embeddings[tokens[position]], fused[position - 1])[0])
@@ -159,13 +164,13 @@ def main(folder):
             chain_logits.append(out)
         metadata = {
             "general.architecture": "eagle3", "general.name": f"golden {name}", "eagle3.block_count": 1,
-            "eagle3.extract_layers": LAYERS, "eagle3.target_hidden_size": TARGET_WIDTH,
+            f"eagle3.{spec['layers_key']}": LAYERS, "eagle3.target_hidden_size": TARGET_WIDTH,
             "eagle3.embedding_length": spec["width"], "eagle3.feed_forward_length": spec["neurons"],
             "eagle3.context_length": 128, "eagle3.attention.head_count": spec["heads"],
             "eagle3.attention.head_count_kv": spec["kv_heads"], "eagle3.attention.key_length": HEAD_DIM,
             "eagle3.attention.value_length": HEAD_DIM, "eagle3.rope.dimension_count": HEAD_DIM,
             "eagle3.rope.freq_base": ROPE_BASE, "eagle3.attention.layer_norm_rms_epsilon": EPSILON,
-            "eagle3.vocab_size": VOCAB, "eagle3.norm_before_residual": spec["normed"],
+            "eagle3.vocab_size": VOCAB, "eagle3.norm_before_residual": spec["normed"], "eagle3.norm_before_fc": spec["normed"],
         }
         tensors = {f"{key}.weight": (F16 if value.ndim > 1 else F32, value.shape, value.tobytes())
                    for key, value in weights.items()}
