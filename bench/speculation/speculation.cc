@@ -29,6 +29,8 @@
 ABSL_FLAG(std::string, model, "", "the target's GGUF file; default: the pocket model");
 ABSL_FLAG(std::string, draft, "", "the draft's GGUF file; default: the pocket draft");
 ABSL_FLAG(std::string, real, "", "GGUF file of a general model, for the prompts by kind");
+ABSL_FLAG(std::string, head, "",
+          "GGUF file of a draft head of --real, or without --real of --model: one more source");
 ABSL_FLAG(std::string, inflate, "", "published shape that the target is inflated to");
 ABSL_FLAG(std::string, inflate_draft, "smollm2-135m",
           "with --inflate: published shape that the draft is inflated to; empty: it stays small");
@@ -49,11 +51,21 @@ ABSL_FLAG(std::string, packed_dir, "", "where packed models are kept between run
 namespace withy::bench {
 namespace {
 
-const std::vector<std::pair<const char*, v1::Speculation>> kSources = {
-    {"lookup", v1::SPECULATION_LOOKUP},
-    {"prefix", v1::SPECULATION_PREFIX},
-    {"draft", v1::SPECULATION_DRAFT},
-    {"auto", v1::SPECULATION_AUTO}};
+using Sources = std::vector<std::pair<const char*, v1::Speculation>>;
+
+// Whether the draft head is of the general model, or else of the pair's target.
+bool HasHead(bool real) {
+  return !absl::GetFlag(FLAGS_head).empty() && absl::GetFlag(FLAGS_real).empty() != real;
+}
+
+Sources SourcesOfPair() {
+  Sources sources = {{"lookup", v1::SPECULATION_LOOKUP},
+                     {"prefix", v1::SPECULATION_PREFIX},
+                     {"draft", v1::SPECULATION_DRAFT},
+                     {"auto", v1::SPECULATION_AUTO}};
+  if (HasHead(/*real=*/false)) sources.emplace_back("head", v1::SPECULATION_HEAD);
+  return sources;
+}
 
 struct Compared {
   int prompts = 0;  // prompt, sampling, source and tree size
@@ -89,6 +101,7 @@ PairFiles& ThePair() {
 // How the service is set up, beside its models.
 struct Setup {
   std::string target = ThePair().target;
+  bool has_head = HasHead(/*real=*/false);
   int tree_rows = 0;                 // 0: the default
   bool always = false;               // verifies all that is drafted
   uint64_t weight_budget_bytes = 0;  // of the target; 0: all weights stay in memory
@@ -98,6 +111,9 @@ struct Setup {
 absl::StatusOr<std::unique_ptr<OwnService>> Start(const Setup& setup) {
   const std::string threads = absl::StrCat("threads: ", absl::GetFlag(FLAGS_threads));
   std::string target = absl::StrCat(threads, " path: \"", setup.target, "\"");
+  if (setup.has_head) {
+    absl::StrAppend(&target, " head_path: \"", absl::GetFlag(FLAGS_head), "\"");
+  }
   if (setup.tree_rows > 0) absl::StrAppend(&target, " tree_rows: ", setup.tree_rows);
   if (setup.weight_budget_bytes > 0) {
     absl::StrAppend(&target, " weight_budget_bytes: ", setup.weight_budget_bytes);
@@ -179,7 +195,7 @@ absl::Status CompareSources(const Verification& way, std::vector<ServedAnswer>* 
   }
   const std::vector<ServedAnswer> expected(plain->begin(), plain->begin() + way.prompts);
   const char* const place = way.weight_budget_bytes > 0 ? "streamed" : "resident";
-  for (const auto& [name, source] : kSources) {
+  for (const auto& [name, source] : SourcesOfPair()) {
     Compared one;
     WITHY_ASSIGN_OR_RETURN(const auto answers, AskAll(*service, way.prompts, source));
     Add(expected, answers, &one);
@@ -286,9 +302,9 @@ absl::Status TimeResident(nlohmann::json* report, double* worst) {
     request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
     if (noise.size() < static_cast<size_t>(count) / 4 + 1) noise.push_back(request);
   }
-  WITHY_ASSIGN_OR_RETURN(const auto speedups, Speedups(*service, held_out, kSources));
-  WITHY_ASSIGN_OR_RETURN(const auto longest, Speedups(*service, long_answers, kSources));
-  WITHY_ASSIGN_OR_RETURN(const auto useless, Speedups(*service, noise, kSources));
+  WITHY_ASSIGN_OR_RETURN(const auto speedups, Speedups(*service, held_out, SourcesOfPair()));
+  WITHY_ASSIGN_OR_RETURN(const auto longest, Speedups(*service, long_answers, SourcesOfPair()));
+  WITHY_ASSIGN_OR_RETURN(const auto useless, Speedups(*service, noise, SourcesOfPair()));
   nlohmann::json by_source, by_useless, by_longest;
   for (const auto& [name, value] : speedups) {
     std::fprintf(stderr,
@@ -373,9 +389,12 @@ absl::Status TimeWindows(nlohmann::json* report) {
 absl::Status TimeReal(nlohmann::json* report, double* worst) {
   Setup options;
   options.target = absl::GetFlag(FLAGS_real);
+  options.has_head = HasHead(/*real=*/true);
   if (options.target.empty()) return absl::OkStatus();
   WITHY_ASSIGN_OR_RETURN(const auto service, Start(options));
-  nlohmann::json by_kind;
+  Sources sources = {{"auto", v1::SPECULATION_AUTO}};
+  if (options.has_head) sources.emplace_back("head", v1::SPECULATION_HEAD);
+  nlohmann::json by_kind, by_head;
   double sum = 0;
   for (const PromptKind& kind : SpeculationPrompts()) {
     std::vector<v1::GenerateRequest> requests;
@@ -383,15 +402,20 @@ absl::Status TimeReal(nlohmann::json* report, double* worst) {
       requests.push_back(
           GreedyRequest(prompt, static_cast<uint32_t>(absl::GetFlag(FLAGS_real_tokens))));
     }
-    WITHY_ASSIGN_OR_RETURN(const auto speedups,
-                           Speedups(*service, requests, {{"auto", v1::SPECULATION_AUTO}}));
+    WITHY_ASSIGN_OR_RETURN(const auto speedups, Speedups(*service, requests, sources));
     const double speedup = speedups.at("auto");
     std::fprintf(stderr, "%-12s %5.2f times as fast\n", std::string(kind.name).c_str(), speedup);
     by_kind[std::string(kind.name)] = speedup;
     sum += speedup;
     *worst = std::min(*worst, speedup);
+    if (!options.has_head) continue;
+    by_head[std::string(kind.name)] = speedups.at("head");
+    std::fprintf(stderr, "%-12s %5.2f times as fast by the draft head alone\n",
+                 std::string(kind.name).c_str(), speedups.at("head"));
+    *worst = std::min(*worst, speedups.at("head"));
   }
   (*report)["real_speedup_by_kind"] = by_kind;
+  if (options.has_head) (*report)["real_head_speedup_by_kind"] = by_head;
   (*report)["real_speedup_mean"] = sum / static_cast<double>(SpeculationPrompts().size());
   return absl::OkStatus();
 }

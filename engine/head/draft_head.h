@@ -51,7 +51,8 @@ class DraftHead final : public RowModel {
   // hidden state of the row before it, which an earlier pass must have left. Rows see the tokens
   // from HeadStates::first() on. One that wants logits gets those of the token behind it, [rows
   // with want_logits, vocab_size] with -infinity for tokens that the head does not draft, and
-  // leaves its hidden state where HeadStates::TakesDraft. The others' K and V are computed alone.
+  // leaves its hidden state where HeadStates::TakesDraft; of an unfinished pass it is undefined, as
+  // K and V are. The others' K and V are computed alone.
   // Errors: INVALID_ARGUMENT (as Model::Begin; no states), FAILED_PRECONDITION (nothing to go on
   // from; another pass is under way).
   absl::StatusOr<std::unique_ptr<Pass>> Begin(const Batch& batch, float* logits) override;

@@ -20,6 +20,8 @@ constexpr Architecture kHeadArchitecture = {.name = kDraftHeadArchitecture,
 constexpr int64_t kMaxWidth = 1 << 17;    // as of a model
 constexpr size_t kMaxFeatureLayers = 16;  // published heads read three
 constexpr int64_t kMaxTargetLayers = 1024;
+constexpr char kLayers[] = "eagle3.target_layers";
+constexpr char kEarlierLayers[] = "eagle3.extract_layers";
 constexpr char kMakeAgain[] = ": convert the head again, or download it again";
 
 class HeadReader {
@@ -49,7 +51,7 @@ class HeadReader {
 
   absl::Status ReadInputs() {
     const std::string key =
-        file_.Has("eagle3.extract_layers") ? "eagle3.extract_layers" : "eagle3.target_layers";
+        file_.Has(kLayers) || !file_.Has(kEarlierLayers) ? kLayers : kEarlierLayers;
     WITHY_ASSIGN_OR_RETURN(const std::vector<int64_t> layers, file_.GetIntArray(key));
     if (layers.empty() || layers.size() > kMaxFeatureLayers) {
       return Wrong(absl::StrCat(key, " has ", layers.size(), " entries; it must have 1 to ",

@@ -93,7 +93,8 @@ std::vector<Call*> StepTokens::HandOut(const StepBatch& batch, std::span<const f
       call.sink->Progress(tokens - call.session->rows().pending(), tokens);
     }
     going_on.push_back(&call);
-    if (!part.features.empty()) features.push_back({&call, rows, part.features});
+    const bool over = call.session->answer().finished();
+    if (!over && !part.features.empty()) features.push_back({&call, rows, part.features});
   }
   for (const CallFeatures& of : features) {
     speculator_.TakeFeatures(*of.call, of.rows, of.features);

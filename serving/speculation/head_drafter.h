@@ -1,8 +1,8 @@
 // Drafts with the target's draft head: no second model, no prompt of its own. What the head reads
 // comes of the target's passes, and its KV of a prompt is computed behind each of them, which takes
-// a few products of one layer. Knows which calls it can draft for and what its passes take.
-// Neighbours: engine/head/draft_head.h computes; head_tree_kv.h has a call's KV; tree_grower.h
-// grows.
+// three products of one layer and counts as no draft's time. Knows which calls it can draft for and
+// what its passes take. Neighbours: engine/head/draft_head.h computes; head_tree_kv.h has a call's
+// KV; tree_grower.h grows.
 #pragma once
 
 #include <cstdint>
