@@ -22,6 +22,24 @@ policy::SpeculationMode ModeFromWire(v1::Speculation speculation,
   }
 }
 
+v1::Speculation ToWire(policy::SpeculationMode mode) {
+  switch (mode) {
+    case policy::SpeculationMode::kAuto:
+      return v1::SPECULATION_AUTO;
+    case policy::SpeculationMode::kOff:
+      return v1::SPECULATION_OFF;
+    case policy::SpeculationMode::kLookup:
+      return v1::SPECULATION_LOOKUP;
+    case policy::SpeculationMode::kPrefix:
+      return v1::SPECULATION_PREFIX;
+    case policy::SpeculationMode::kDraft:
+      return v1::SPECULATION_DRAFT;
+    case policy::SpeculationMode::kHead:
+      return v1::SPECULATION_HEAD;
+  }
+  return v1::SPECULATION_UNSPECIFIED;
+}
+
 v1::Speculation ToWire(policy::DraftSourceKind source) {
   switch (source) {
     case policy::DraftSourceKind::kLookup:

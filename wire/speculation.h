@@ -11,6 +11,7 @@ namespace withy::wire {
 policy::SpeculationMode ModeFromWire(
     v1::Speculation speculation,
     policy::SpeculationMode unspecified = policy::SpeculationMode::kAuto);
+v1::Speculation ToWire(policy::SpeculationMode mode);
 v1::Speculation ToWire(policy::DraftSourceKind source);
 
 }  // namespace withy::wire

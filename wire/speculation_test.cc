@@ -12,6 +12,11 @@ TEST(SpeculationWireTest, EveryModeHasItsOwnMeaning) {
             SpeculationMode::kOff);
   EXPECT_EQ(ModeFromWire(v1::SPECULATION_AUTO, SpeculationMode::kOff), SpeculationMode::kAuto);
   EXPECT_EQ(ModeFromWire(v1::SPECULATION_OFF), SpeculationMode::kOff);
+  for (const SpeculationMode mode :
+       {SpeculationMode::kAuto, SpeculationMode::kOff, SpeculationMode::kLookup,
+        SpeculationMode::kPrefix, SpeculationMode::kDraft, SpeculationMode::kHead}) {
+    EXPECT_EQ(ModeFromWire(ToWire(mode)), mode);
+  }
   for (const policy::DraftSourceKind source :
        {policy::DraftSourceKind::kLookup, policy::DraftSourceKind::kPrefix,
         policy::DraftSourceKind::kDraft, policy::DraftSourceKind::kHead}) {

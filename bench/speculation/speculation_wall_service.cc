@@ -14,25 +14,10 @@
 #include "engine/gguf/reader.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/weights/packed_file.h"
+#include "wire/speculation.h"
 
 namespace withy::bench {
 namespace {
-
-v1::Speculation ToWire(policy::SpeculationMode mode) {
-  switch (mode) {
-    case policy::SpeculationMode::kAuto:
-      return v1::SPECULATION_AUTO;
-    case policy::SpeculationMode::kOff:
-      return v1::SPECULATION_OFF;
-    case policy::SpeculationMode::kLookup:
-      return v1::SPECULATION_LOOKUP;
-    case policy::SpeculationMode::kPrefix:
-      return v1::SPECULATION_PREFIX;
-    case policy::SpeculationMode::kDraft:
-      return v1::SPECULATION_DRAFT;
-  }
-  return v1::SPECULATION_UNSPECIFIED;
-}
 
 absl::StatusOr<std::unique_ptr<OwnService>> Start(const WallRun& run) {
   const std::string threads = absl::StrCat("threads: ", run.threads);
@@ -64,7 +49,7 @@ v1::GenerateRequest RequestOf(const corpus::Record& record, const WallRun& run,
   }
   request.mutable_limits()->set_max_tokens(static_cast<uint32_t>(run.answer_tokens));
   request.mutable_sampling()->set_temperature(0);
-  request.set_speculation(ToWire(way.speculation));
+  request.set_speculation(wire::ToWire(way.speculation));
   return request;
 }
 
