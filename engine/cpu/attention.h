@@ -30,7 +30,7 @@ struct AttentionRow {
 };
 
 // Positions that attention reduces together; they start at multiples of it.
-inline constexpr int kAttentionRunKeys = 256;
+inline constexpr int kAttentionRunKeys = kAttentionRunTokens;
 
 // The part of a layer's K bias that its keys are stored without: the bias of some pairs of
 // dimensions that RoPE rotates. Attention adds q.R_p b to the score of the key at position p. For a

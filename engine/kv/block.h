@@ -31,11 +31,14 @@
 #include <cstdint>
 
 #include "engine/kv/format.h"
+#include "engine/kv/layer_set.h"
 
 namespace withy::engine {
 
 inline constexpr int kChunkTokens = 16;
 inline constexpr int kMaxHeadDim = 256;
+// Keys are read by runs of so many tokens, from the first run on of which a row sees a key.
+inline constexpr int kAttentionRunTokens = 256;
 inline constexpr int kKvZeroUnits = 4;  // units of a zero in one step
 inline constexpr int kKvMeanZero = 8;   // the K mean that stands for 0
 
@@ -86,6 +89,8 @@ struct KvGeometry {
   int layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  // Layers with a sliding window, whose blocks chunks of kQ8Global lack. Never all layers.
+  KvLayerSet windowed = {};
 
   // Bytes of K and V of one KV head.
   [[gnu::always_inline]] constexpr size_t HeadBytes(KvFormat format = KvFormat::kQ8) const {
@@ -116,12 +121,22 @@ struct KvGeometry {
             .k = k,
             .v = k + KElementBytes(format)};
   }
-  // Bytes of a block (one layer of one chunk) and of a chunk (all layers); multiples of 64.
+  // Bytes of a block (one layer of one chunk) and of a chunk (the layers that it has); multiples of
+  // 64.
   constexpr size_t BlockBytes(KvFormat format = KvFormat::kQ8) const {
-    return (HeadOffset(format, kv_heads) + 63) / 64 * 64;
+    return (HeadOffset(BlockFormat(format), kv_heads) + 63) / 64 * 64;
   }
   constexpr size_t ChunkBytes(KvFormat format = KvFormat::kQ8) const {
-    return BlockBytes(format) * static_cast<size_t>(layers);
+    return BlockBytes(format) * static_cast<size_t>(BlocksOf(format));
+  }
+  // Whether a chunk of this format has a block of the layer; the number of its blocks; the number
+  // of those before the layer's.
+  constexpr bool HasBlock(KvFormat format, int layer) const {
+    return format != KvFormat::kQ8Global || !windowed.Has(layer);
+  }
+  constexpr int BlocksOf(KvFormat format) const { return BlocksBefore(format, layers); }
+  constexpr int BlocksBefore(KvFormat format, int layer) const {
+    return format == KvFormat::kQ8Global ? layer - windowed.CountBelow(layer) : layer;
   }
 
   bool operator==(const KvGeometry&) const = default;

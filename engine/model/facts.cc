@@ -423,6 +423,20 @@ std::string_view MostUsedType(const PackedFile& file) {
   return kNames[best];
 }
 
+// Layers with a window, and how far behind itself a row of these reads at most: kernels read keys
+// by whole runs. One layer is always left: a chunk has at least one block.
+void SetWindows(const ModelShape& shape, KvInfo* kv) {
+  if (kv->layers > KvLayerSet::kMost) return;
+  int32_t window = 0;
+  for (int32_t layer = 0; layer < kv->layers; ++layer) {
+    if (shape.WindowOf(layer) <= 0) continue;
+    kv->windowed.Add(layer);
+    window = std::max(window, shape.WindowOf(layer));
+  }
+  if (kv->windowed.CountBelow(kv->layers) == kv->layers) kv->windowed.Remove(0);
+  if (!kv->windowed.empty()) kv->window_reach = window + kAttentionRunTokens;
+}
+
 }  // namespace
 
 bool ModelFacts::HasLora(int32_t level, int32_t layer, bool attention) const {
@@ -472,6 +486,7 @@ ModelInfo DescribeModel(const PackedFile& file, const ModelFacts& facts) {
              .kv_heads = s.kv_heads,
              .head_dim = s.head_dim,
              .block_bytes = geometry.BlockBytes()};
+  SetWindows(s, &info.kv);
   const LevelMeter meter(file, facts);
   for (int32_t level = 0; level <= facts.full_level(); ++level) {
     info.levels.push_back(meter.Describe(level));

@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/kv/layer_set.h"
 #include "engine/kv/memory.h"
 #include "engine/model/kernel_observer.h"
 #include "engine/weights/levels.h"
@@ -69,7 +70,8 @@ struct ContextView {
   KvMemory memory = {};
   // [chunk * layers + layer]. Blocks may differ in format (engine/kv/block.h), but tokens are
   // written to 8-bit blocks, of info().kv.block_bytes. (16-bit ones are written, too, for
-  // comparisons.)
+  // comparisons.) Blocks of info().kv.windowed need not exist where no row reads them: one that is
+  // before the chunk, or at least info().kv.window_reach behind its end. Begin refuses others.
   std::span<const KvBlockName> blocks = {};
   int32_t committed_tokens = 0;
   // Optional, [chunks]: the attention that chunks get is added here (LLMS eq. 1): for each chunk,
@@ -116,6 +118,10 @@ struct KvInfo {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   size_t block_bytes = 0;  // of one layer of one chunk; a multiple of 64
+  // Layers whose sliding window hides blocks: a row reads none of a chunk that ends at least
+  // window_reach tokens before its position. At least one layer is not among them. 0: none.
+  KvLayerSet windowed = {};
+  int32_t window_reach = 0;
 };
 
 // Cost of one level. A plain model has a single level, the full one.

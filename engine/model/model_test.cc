@@ -2,6 +2,7 @@
 // prefixes, information, greedy decoding.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -428,6 +429,107 @@ TEST(ModelTypesTest, LearnedPositionsAreThoseOfRowsNotOfSlots) {
   EXPECT_EQ(model->Forward({.rows = {&beyond, 1}, .contexts = {&view, 1}}, logits.data()).code(),
             absl::StatusCode::kInvalidArgument);
 }
+
+// The view of a context whose first `chunks` chunks lack the blocks of layers with a window.
+std::vector<KvBlockName> WithoutHidden(const ContextView& view, const KvInfo& kv, int32_t chunks) {
+  std::vector<KvBlockName> names(view.blocks.begin(), view.blocks.end());
+  for (int32_t at = 0; at < chunks * kv.layers; ++at) {
+    if (kv.windowed.Has(at % kv.layers)) names[static_cast<size_t>(at)] = {};
+  }
+  return names;
+}
+
+// A model with windows, a context of it, and the logits of all its tokens.
+class HiddenBlocksTest : public testing::TestWithParam<const char*> {
+ protected:
+  static constexpr int32_t kTokens = 620;
+  static constexpr int32_t kFirst = kTokens - 20;  // of the tokens that are computed again
+
+  HiddenBlocksTest() {
+    const bool experts = std::string_view(GetParam()) == "gpt-oss";
+    SynthShape shape = *FindSynthShape(experts ? "tiny-moe" : "tiny");
+    shape.architecture = GetParam();
+    shape.sliding_window = 40;
+    shape.layers = 6;
+    shape.context_length = 1024;
+    ModelOptions options;
+    options.device = "cpu";
+    model_ = OpenTiny(folder_, WriteTiny(folder_, shape, GgmlType::kQ8_0), options);
+    tokens_ = SomeTokens(kTokens, shape.vocab_size);
+    scratch_ = std::make_unique<ScratchKv>(model_->info(), kTokens);
+    reference_ = RunRows(*model_, *scratch_, PlainRows(tokens_));
+    hidden_ = (kFirst - kv().window_reach) / kChunkTokens;
+    last_ = PlainRows(std::span(tokens_).subspan(kFirst), kFirst);
+  }
+  const KvInfo& kv() const { return model_->info().kv; }
+  size_t vocab() const { return static_cast<size_t>(model_->info().vocab_size); }
+  absl::Status Forward(const std::vector<Row>& rows, const std::vector<KvBlockName>& blocks) {
+    ContextView view = scratch_->View();
+    view.blocks = blocks;
+    logits_.assign(rows.size() * vocab(), 0);
+    return model_->Forward({.rows = rows, .contexts = {&view, 1}}, logits_.data());
+  }
+  // Whether the logits from row `row` on are those of the tokens from `token` on.
+  bool AreThoseOf(int32_t row, int32_t token, int32_t count) const {
+    return std::memcmp(&logits_[static_cast<size_t>(row) * vocab()],
+                       &reference_[static_cast<size_t>(token) * vocab()],
+                       static_cast<size_t>(count) * vocab() * sizeof(float)) == 0;
+  }
+  // Bytes that no kernel may read: as scales they are no numbers.
+  void Spoil() {
+    const ContextView view = scratch_->View();
+    for (int32_t at = 0; at < hidden_ * kv().layers; ++at) {
+      if (!kv().windowed.Has(at % kv().layers)) continue;
+      std::memset(view.memory.At(view.blocks[static_cast<size_t>(at)]), 0xFF, kv().block_bytes);
+    }
+  }
+
+  TestFolder folder_;
+  std::unique_ptr<Model> model_;
+  std::vector<int32_t> tokens_;
+  std::unique_ptr<ScratchKv> scratch_;
+  std::vector<float> reference_, logits_;
+  int32_t hidden_ = 0;  // chunks that the last rows do not read in layers with a window
+  std::vector<Row> last_;
+};
+
+TEST_P(HiddenBlocksTest, TheyNeedNotExist) {
+  EXPECT_EQ(kv().window_reach, 40 + kAttentionRunTokens);
+  ASSERT_FALSE(kv().windowed.empty());
+  EXPECT_LT(kv().windowed.CountBelow(kv().layers), kv().layers);
+  ASSERT_GT(hidden_, 10);
+  std::vector<KvBlockName> names = WithoutHidden(scratch_->View(), kv(), hidden_);
+  Spoil();
+  ASSERT_TRUE(Forward(last_, names).ok());
+  EXPECT_TRUE(AreThoseOf(0, kFirst, 20));
+
+  // The first tokens may be computed in the same pass, while what is between lacks blocks.
+  const std::span<const KvBlockName> all = scratch_->View().blocks;
+  std::copy_n(all.begin(), 2 * kv().layers, names.begin());
+  std::vector<Row> both = PlainRows(std::span(tokens_).first(2 * kChunkTokens));
+  both.insert(both.end(), last_.begin(), last_.end());
+  ASSERT_TRUE(Forward(both, names).ok());
+  EXPECT_TRUE(AreThoseOf(0, 0, 2 * kChunkTokens));
+  EXPECT_TRUE(AreThoseOf(2 * kChunkTokens, kFirst, 20));
+}
+
+TEST_P(HiddenBlocksTest, WhatARowReadsOrWritesMustExist) {
+  const absl::Status near = Forward(last_, WithoutHidden(scratch_->View(), kv(), hidden_ + 1));
+  EXPECT_EQ(near.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(near.message()),
+              HasSubstr("no block for chunk " + std::to_string(hidden_)));
+  std::vector<KvBlockName> names = WithoutHidden(scratch_->View(), kv(), hidden_);
+  const Row early = {.token = 1, .position = 40, .slot = 40, .want_logits = true};
+  EXPECT_FALSE(Forward({early}, names).ok()) << "it would be written where nothing is";
+  int layer = 0;
+  while (kv().windowed.Has(layer)) ++layer;
+  names[static_cast<size_t>(layer)] = {};
+  EXPECT_FALSE(Forward(last_, names).ok()) << "a layer without a window reads all";
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, HiddenBlocksTest,
+                         testing::Values("gemma2", "gemma3", "gemma3n", "llama", "gpt-oss",
+                                         "olmo2"));
 
 // Sinks and windows hold for guessed tokens, whose keys are scattered, as for those of a prompt.
 TEST(ModelTypesTest, GuessesOfGptOssAreComputedAsPlainTokens) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/kv/block.h"
@@ -66,8 +68,35 @@ absl::Status CheckSlotsDiffer(const Batch& batch) {
       absl::StrCat("two rows write slot ", twice->second, " of context ", twice->first));
 }
 
+// Which chunks of a context the rows of a batch read or write in layers with a window.
+class WindowReads {
+ public:
+  WindowReads(const Batch& batch, const KvInfo& kv, size_t context) : reach_(kv.window_reach) {
+    for (const Row& row : batch.rows) {
+      if (static_cast<size_t>(row.context) != context) continue;
+      positions_.push_back(row.position);
+      written_.push_back(row.slot / kChunkTokens);
+      for (const int32_t slot : row.ancestor_slots) written_.push_back(slot / kChunkTokens);
+    }
+    std::sort(positions_.begin(), positions_.end());
+    std::sort(written_.begin(), written_.end());
+  }
+  // A row reads no chunk that begins behind it, and none that its window hides.
+  bool Has(int32_t chunk) const {
+    if (std::binary_search(written_.begin(), written_.end(), chunk)) return true;
+    const auto row = std::lower_bound(positions_.begin(), positions_.end(), chunk * kChunkTokens);
+    return row != positions_.end() && *row < (chunk + 1) * kChunkTokens + reach_;
+  }
+
+ private:
+  const int32_t reach_;
+  std::vector<int32_t> positions_;  // ascending
+  std::vector<int32_t> written_;    // chunks, ascending; copied from for trees
+};
+
 // Every block that a row reads or writes must exist.
-absl::Status CheckBlocks(const Batch& batch, size_t layers) {
+absl::Status CheckBlocks(const Batch& batch, const KvInfo& kv) {
+  const auto layers = static_cast<size_t>(kv.layers);
   const auto chunks_up_to = [](int32_t slot) {
     return static_cast<size_t>(slot / kChunkTokens) + 1;
   };
@@ -81,8 +110,13 @@ absl::Status CheckBlocks(const Batch& batch, size_t layers) {
   }
   for (size_t c = 0; c < needed.size(); ++c) {
     const auto blocks = batch.contexts[c].blocks.first(needed[c] * layers);
-    const auto gap = std::find_if(blocks.begin(), blocks.end(), [](const KvBlockName& name) {
-      return !name.exists() || name.format == KvFormat::kEmpty;
+    std::optional<WindowReads> reads;
+    const auto gap = std::find_if(blocks.begin(), blocks.end(), [&](const KvBlockName& name) {
+      if (name.exists()) return name.format == KvFormat::kEmpty;
+      const auto at = static_cast<size_t>(&name - blocks.data());
+      if (!kv.windowed.Has(static_cast<int>(at % layers))) return true;
+      if (!reads.has_value()) reads.emplace(batch, kv, c);
+      return reads->Has(static_cast<int32_t>(at / layers));
     });
     if (gap == blocks.end()) continue;
     const auto at = static_cast<size_t>(gap - blocks.begin());
@@ -159,7 +193,7 @@ absl::Status CheckBatch(const Batch& batch, const ModelInfo& info) {
   WITHY_RETURN_IF_ERROR(CheckFeatures(batch, info));
   WITHY_RETURN_IF_ERROR(CheckSlotsDiffer(batch));
   const auto layers = static_cast<size_t>(info.kv.layers);
-  WITHY_RETURN_IF_ERROR(CheckBlocks(batch, layers));
+  WITHY_RETURN_IF_ERROR(CheckBlocks(batch, info.kv));
   return CheckFormats(batch, layers);
 }
 
