@@ -44,6 +44,8 @@ std::string DrawChunks(const v1::GetContextResponse& context) {
     switch (run.resident()) {
       case v1::KV_FORMAT_Q8:
         return '8';
+      case v1::KV_FORMAT_Q8_GLOBAL:
+        return 'w';
       case v1::KV_FORMAT_Q4:
         return '4';
       case v1::KV_FORMAT_Q4_Q2:
@@ -61,7 +63,10 @@ std::string DrawChunks(const v1::GetContextResponse& context) {
     if (run.shared()) shared += run.chunks();
   }
   if (drawing.empty()) return "";
-  drawing = "KV, a letter for 16 tokens (bits in memory; s: on disk only): " + drawing + "\n";
+  drawing =
+      "KV, a letter for 16 tokens (bits in memory; w: 8, less what sliding windows hide; s: on "
+      "disk only): " +
+      drawing + "\n";
   if (shared > 0) drawing += "Shared with other contexts: " + Counted(shared, "chunk") + "\n";
   if (const uint32_t tokens = context.context().compressed_kv_tokens(); tokens > 0) {
     drawing += "In fewer bits than 8, for want of room: " + Counted(tokens, "token") +

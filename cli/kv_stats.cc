@@ -20,6 +20,8 @@ std::string FormatName(v1::KvFormat format) {
   switch (format) {
     case v1::KV_FORMAT_Q8:
       return "8 bits";
+    case v1::KV_FORMAT_Q8_GLOBAL:
+      return "8 bits, less what windows hide";
     case v1::KV_FORMAT_Q4:
       return "4 bits";
     case v1::KV_FORMAT_Q4_Q2:

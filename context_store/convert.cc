@@ -51,8 +51,20 @@ absl::StatusOr<Geometry> FromProto(const proto::AttachRequest& request) {
   if (request.worker_instance() == 0) {
     return absl::InvalidArgumentError("worker_instance must be set");
   }
-  return Geometry{request.model_id(), request.layers(), request.kv_heads(), request.head_dim(),
-                  request.block_bytes()};
+  Geometry geometry{request.model_id(), request.layers(),      request.kv_heads(),
+                    request.head_dim(), request.block_bytes(), request.window_reach()};
+  int64_t before = -1;
+  for (const uint32_t layer : request.windowed_layers()) {
+    if (layer <= before || layer >= request.layers() || layer >= engine::KvLayerSet::kMost) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("windowed_layers has ", layer, " behind ", before,
+                       ": they must ascend, each below layers (", request.layers(), ") and ",
+                       engine::KvLayerSet::kMost));
+    }
+    geometry.windowed.Add(static_cast<int>(layer));
+    before = layer;
+  }
+  return geometry;
 }
 
 absl::StatusOr<KvCosts> FromProto(const proto::KvCosts& costs) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "context_store/arena/hidden_kv.h"
 
 namespace withy::context_store {
 namespace {
@@ -118,12 +119,7 @@ void LeaseDesk::CountOpening(const LeaseSpec& spec) {
 
 uint64_t LeaseDesk::BytesToLoad(const std::string& context_id) const {
   absl::MutexLock lock(&book_.mutex());
-  const LeaseTable& table = book_.table();
-  uint64_t bytes = 0;
-  for (const ContextChunk& chunk : table.kv().ChunksOf(context_id)) {
-    if (!chunk.slot.has_value()) bytes += table.kv().geometry.ChunkBytes(chunk.stored_format);
-  }
-  return bytes;
+  return context_store::BytesToLoad(book_.table().kv(), context_id);
 }
 
 ResidentChunks LeaseDesk::BringBack(LeaseId lease, const LeaseSpec& spec) {

@@ -55,6 +55,8 @@ ChunkMetrics::ChunkMetrics(Recorder& recorder)
           {"withy_store_evicted_chunks_total", "KV chunks of idle contexts evicted."})),
       demoted(recorder.counter(
           {"withy_store_demoted_chunks_total", "KV chunks stored anew in a smaller format."})),
+      hidden_bytes(Bytes(recorder, "withy_store_hidden_bytes_total",
+                         "Bytes of the arena freed of KV that sliding windows hide.")),
       demoted_bytes(Bytes(recorder, "withy_store_demoted_bytes_total",
                           "Bytes of the arena freed by storing KV in fewer bits.")),
       written(recorder.counter({"withy_store_written_chunks_total", "KV chunks written to disk."})),

@@ -32,6 +32,7 @@ struct ChunkMetrics {
   telemetry::Counter& faults;
   telemetry::Counter& evicted;
   telemetry::Counter& demoted;
+  telemetry::Counter& hidden_bytes;
   telemetry::Counter& demoted_bytes;
   telemetry::Counter& written;
   telemetry::Counter& not_written;  // to spare the disk

@@ -175,6 +175,11 @@ class LeaseClient::Impl {
     request.set_kv_heads(static_cast<uint32_t>(options_.kv.kv_heads));
     request.set_head_dim(static_cast<uint32_t>(options_.kv.head_dim));
     request.set_block_bytes(static_cast<uint32_t>(options_.kv.block_bytes));
+    request.set_window_reach(static_cast<uint32_t>(options_.kv.window_reach));
+    for (int layer = 0; layer < options_.kv.layers; ++layer) {
+      if (options_.kv.windowed.Has(layer))
+        request.add_windowed_layers(static_cast<uint32_t>(layer));
+    }
     request.set_pid(::getpid());
     request.set_worker_instance(instance_);
     *request.mutable_kv_costs() = options_.kv_costs;

@@ -136,18 +136,21 @@ bool Arena::ReleasePages(uint64_t offset, uint64_t bytes) {
 
 void Arena::Stamp(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) {
   for (int layer = 0; layer < geometry.layers; ++layer) {
+    const engine::KvBlockName block = slot.Block(geometry, layer);
+    if (!block.exists()) continue;
     engine::KvBlockHeader header{};
     header.epoch = epoch;
     header.layer = static_cast<uint32_t>(layer);
     header.format = engine::KvFormat::kEmpty;
-    std::memcpy(At(slot.Block(geometry, layer)), &header, sizeof header);
+    std::memcpy(At(block), &header, sizeof header);
   }
 }
 
 void Arena::SetEpoch(const engine::KvGeometry& geometry, engine::KvSlot slot, uint64_t epoch) {
   static_assert(offsetof(engine::KvBlockHeader, epoch) == 0);
   for (int layer = 0; layer < geometry.layers; ++layer) {
-    std::memcpy(At(slot.Block(geometry, layer)), &epoch, sizeof epoch);
+    const engine::KvBlockName block = slot.Block(geometry, layer);
+    if (block.exists()) std::memcpy(At(block), &epoch, sizeof epoch);
   }
 }
 
@@ -155,8 +158,10 @@ bool Arena::HasStamp(const engine::KvGeometry& geometry, engine::KvSlot slot,
                      uint64_t epoch) const {
   static_assert(offsetof(engine::KvBlockHeader, epoch) == 0);
   for (int layer = 0; layer < geometry.layers; ++layer) {
+    const engine::KvBlockName block = slot.Block(geometry, layer);
+    if (!block.exists()) continue;
     uint64_t stamped = 0;
-    std::memcpy(&stamped, At(slot.Block(geometry, layer)), sizeof stamped);
+    std::memcpy(&stamped, At(block), sizeof stamped);
     if (stamped != epoch) return false;
   }
   return true;
@@ -167,10 +172,12 @@ bool Arena::Matches(const engine::KvGeometry& geometry, engine::KvSlot slot,
   const size_t block_bytes = geometry.BlockBytes(slot.format);
   if (slot.offset() + geometry.ChunkBytes(slot.format) > bytes_) return false;
   for (int layer = 0; layer < geometry.layers; ++layer) {
-    const std::byte* block = At(slot.Block(geometry, layer));
+    const engine::KvBlockName name = slot.Block(geometry, layer);
+    if (!name.exists()) continue;
+    const std::byte* block = At(name);
     engine::KvBlockHeader header;
     std::memcpy(&header, block, sizeof header);
-    if (header.layer != static_cast<uint32_t>(layer) || header.format != slot.format ||
+    if (header.layer != static_cast<uint32_t>(layer) || header.format != name.format ||
         header.filled != tokens || header.epoch == 0 || header.epoch >= epoch ||
         identity.size() != sizeof header.identity ||
         std::memcmp(header.identity, identity.data(), sizeof header.identity) != 0 ||

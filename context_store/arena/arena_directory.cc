@@ -11,7 +11,7 @@ namespace withy::context_store {
 namespace {
 
 constexpr uint32_t kMagic = 0x44594857;  // "WHYD"
-constexpr uint32_t kVersion = 1;         // also changes with the layout of KV blocks
+constexpr uint32_t kVersion = 2;         // also changes with the layout of KV blocks
 constexpr size_t kMaxContextId = 44;
 constexpr uint64_t kArenaBytesPerEntry = 4096;  // smaller chunks than that are of toy models
 
@@ -24,6 +24,21 @@ uint32_t CheckOf(const T& value, size_t last_bytes = 0) {
   const auto bytes = std::as_bytes(std::span(&value, 1));
   return std::max<uint32_t>(
       1, Crc32c(0, bytes.subspan(sizeof(uint32_t), bytes.size() - sizeof(uint32_t) - last_bytes)));
+}
+
+engine::KvLayerSet ReadLayers(std::span<const uint8_t> bits) {
+  engine::KvLayerSet layers;
+  for (int layer = 0; layer < engine::KvLayerSet::kMost; ++layer) {
+    if ((bits[static_cast<size_t>(layer) / 8] >> (layer % 8) & 1) != 0) layers.Add(layer);
+  }
+  return layers;
+}
+
+void PutLayers(const engine::KvLayerSet& layers, std::span<uint8_t> bits) {
+  for (int layer = 0; layer < engine::KvLayerSet::kMost; ++layer) {
+    if (layers.Has(layer))
+      bits[static_cast<size_t>(layer) / 8] |= static_cast<uint8_t>(1 << layer % 8);
+  }
 }
 
 }  // namespace
@@ -55,8 +70,9 @@ struct ArenaDirectory::Header {
   uint32_t kv_heads;
   uint32_t head_dim;
   uint32_t block_bytes;
+  uint32_t window_reach;
+  uint8_t windowed[engine::KvLayerSet::kMost / 8];  // a bit for each layer, the lowest first
   uint8_t model_id[kIdentityBytes];
-  uint8_t reserved[28];
   // Not checked, since it changes with each new entry. Entries from here on were never written.
   uint32_t used;
 
@@ -84,7 +100,12 @@ ArenaDirectory::ArenaDirectory(std::span<std::byte> memory, uint64_t arena_bytes
     return;
   }
   geometry_ = Geometry{std::string(reinterpret_cast<const char*>(header.model_id), kIdentityBytes),
-                       header.layers, header.kv_heads, header.head_dim, header.block_bytes};
+                       header.layers,
+                       header.kv_heads,
+                       header.head_dim,
+                       header.block_bytes,
+                       header.window_reach,
+                       ReadLayers(header.windowed)};
   used_ = std::min(header.used, capacity_);
   for (uint32_t i = 0; i < used_; ++i) {
     Entry entry;
@@ -143,6 +164,8 @@ void ArenaDirectory::Reset(const Geometry& geometry) {
   header.kv_heads = geometry.kv_heads;
   header.head_dim = geometry.head_dim;
   header.block_bytes = geometry.block_bytes;
+  header.window_reach = geometry.window_reach;
+  PutLayers(geometry.windowed, header.windowed);
   std::memcpy(header.model_id, geometry.model_id.data(),
               std::min(geometry.model_id.size(), sizeof header.model_id));
   header.check = header.Check();

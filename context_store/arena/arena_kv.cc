@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "context_store/arena/hidden_kv.h"
+
 namespace withy::context_store {
 
 const KvContext* ArenaKv::FindIdle(std::string_view context_id) const {
@@ -116,7 +118,7 @@ std::vector<ContextChunk*> ArenaKv::FindEqual(const KvContext& context, uint32_t
                                               std::span<const std::string> identities) {
   std::vector<ContextChunk*> equal(identities.size(), nullptr);
   ForEachEqual(context, first, identities, [&](size_t i, KvContext*, ContextChunk* chunk) {
-    if (equal[i] == nullptr || HasFewerBits(equal[i]->slot->format, chunk->slot->format)) {
+    if (equal[i] == nullptr || IsLess(equal[i]->slot->format, chunk->slot->format)) {
       equal[i] = chunk;
     }
   });
@@ -153,8 +155,13 @@ uint32_t ArenaKv::ShareMissing(KvContext* context) {
     const bool full = chunk.identity.tokens == static_cast<uint32_t>(kChunkTokens);
     if (equal[i] == nullptr || chunk.slot.has_value() || !full) continue;
     // Its copy, or what recomputing gives.
-    const KvFormat otherwise = chunk.stored != 0 ? chunk.stored_format : KvFormat::kQ8;
-    if (!MayStandFor(*equal[i], otherwise)) continue;
+    const KvFormat otherwise = chunk.stored != 0
+                                   ? LoadFormat(*this, *context, first + static_cast<uint32_t>(i))
+                                   : KvFormat::kQ8;
+    const KvFormat instead = equal[i]->slot->format;
+    if (!MayStandFor(*equal[i], otherwise) || (LacksBlocks(instead) && !LacksBlocks(otherwise))) {
+      continue;
+    }
     Share(&chunk, equal[i]);
     ++shared;
   }
@@ -177,8 +184,7 @@ uint32_t ArenaKv::Deduplicate(KvContext* context) {
       continue;
     }
     const bool same = chunk.slot->format == equal[i]->slot->format;
-    const bool better =
-        !compresses_ahead && HasFewerBits(chunk.slot->format, equal[i]->slot->format);
+    const bool better = !compresses_ahead && IsLess(chunk.slot->format, equal[i]->slot->format);
     if (!same && !better) continue;
     LeaveSlot(&chunk, &context->kv, &pool);
     Share(&chunk, equal[i]);
@@ -189,13 +195,14 @@ uint32_t ArenaKv::Deduplicate(KvContext* context) {
   return shared;
 }
 
-// What idle contexts have in fewer bits than the context becomes exact again, and takes no room.
+// What idle contexts have in fewer bits than the context, or without blocks that it has, becomes
+// exact or whole again, and takes no room.
 uint32_t ArenaKv::Restore(KvContext* context, std::span<const std::string> identities) {
   std::vector<std::tuple<KvContext*, ContextChunk*, ContextChunk*>> restored;
   ForEachEqual(*context, 0, identities, [&](size_t i, KvContext* other, ContextChunk* chunk) {
     ContextChunk& own = context->kv.chunks[i];
     if (!own.slot.has_value() || own.loading || !other->idle() ||
-        !HasFewerBits(chunk->slot->format, own.slot->format)) {
+        !IsLess(chunk->slot->format, own.slot->format)) {
       return;
     }
     restored.emplace_back(other, chunk, &own);
@@ -246,7 +253,7 @@ void ArenaKv::Evict(KvContext* context, uint32_t number) {
   if (chunk.stored != 0) {
     LeaveSlot(&chunk, &context->kv, &pool);
   } else {
-    Truncate(number, &context->kv, &pool);
+    KeepUsable(this, context, number);
   }
   Collect(context);
 }

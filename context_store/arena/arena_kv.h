@@ -107,8 +107,8 @@ struct ArenaKv {
   void Describe(const KvContext& context, uint32_t number);  // one chunk of it
 
   // For each of these identities, of chunks first, first + 1, ... of `context`: the chunk with the
-  // most bits of another context with that identity whose slot `context` may have, too; null: there
-  // is none. Valid until chunks of other contexts change.
+  // most bits and blocks of another context with that identity whose slot `context` may have, too;
+  // null: there is none. Valid until chunks of other contexts change.
   std::vector<ContextChunk*> FindEqual(const KvContext& context, uint32_t first,
                                        std::span<const std::string> identities);
   // Gives `chunk`, which has no slot, that of an equal chunk, and borrows its copy. Share counts
@@ -132,7 +132,8 @@ struct ArenaKv {
   // The use of all slots that are shared. `except` is to be spared; may be null.
   SharedUses UsesOfShared(const KvContext* except) const;
   // Takes the chunk out of the arena, which is only for a context that is idle. Without a copy on
-  // disk it is gone, and what comes after it is of no use then.
+  // disk it is gone, and what comes after it is of no use then, nor what lacks blocks and lies
+  // within the windows of what is to be computed.
   void Evict(KvContext* context, uint32_t number);
 
  private:

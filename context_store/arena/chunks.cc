@@ -29,6 +29,13 @@ absl::Status CheckGeometry(const Geometry& g, uint64_t arena_bytes) {
         ") and kv_heads (", g.kv_heads, ") of 1 to ", kMostHeads, " and a head_dim (", g.head_dim,
         ") that is a multiple of ", kHeadDimStep, " up to ", kMostHeadDim, " are needed"));
   }
+  const int windowed = g.windowed.CountBelow(engine::KvLayerSet::kMost);
+  if ((g.window_reach == 0) != (windowed == 0) || windowed >= static_cast<int>(g.layers) ||
+      windowed != g.windowed.CountBelow(static_cast<int>(g.layers))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "geometry: window_reach ", g.window_reach, " with ", windowed, " windowed_layers of ",
+        g.layers, " layers: both or neither must be set, and not for all layers"));
+  }
   if (g.block_bytes != g.kv().BlockBytes(KvFormat::kQ8)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "geometry: the worker lays out a KV block in ", g.block_bytes, " bytes, this store in ",

@@ -31,9 +31,13 @@ struct Geometry {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t block_bytes = 0;  // as the worker lays out a block of 8 bits
+  // See policy/kv/kv_window.h. 0: no layer has a window.
+  uint32_t window_reach = 0;
+  engine::KvLayerSet windowed = {};
 
   engine::KvGeometry kv() const {
-    return {static_cast<int>(layers), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
+    return {static_cast<int>(layers), static_cast<int>(kv_heads), static_cast<int>(head_dim),
+            windowed};
   }
   uint64_t ChunkBytes(KvFormat format) const { return kv().ChunkBytes(format); }
   bool operator==(const Geometry&) const = default;
@@ -78,24 +82,34 @@ struct ContextChunk {
   ChunkIdentity identity;
   std::optional<KvSlot> slot = std::nullopt;
   StoredCopy stored = 0;
-  KvFormat stored_format = KvFormat::kQ8;  // of the copy; not always that of the slot
-  bool was_stored = false;                 // a copy was given up for a newer content
-  bool loading = false;  // its slot is being filled from the copy, for the context's lease
+  // Of the copy; not always that of the slot. Without a copy, of one that may be borrowed.
+  KvFormat stored_format = KvFormat::kQ8;
+  bool was_stored = false;  // a copy was given up for a newer content
+  bool loading = false;     // its slot is being filled from the copy, for the context's lease
   bool shared = false;  // other contexts have its slot, or had it: SlotPool::contexts says how many
   bool indexed = false;  // StoredCopies::Indexed, where ArenaKv::ChunksOf returns it
 
   bool nowhere() const { return !slot.has_value() && stored == 0; }
   bool HasCopyIn(KvFormat format) const { return stored != 0 && stored_format == format; }
   // Whether a copy has as many bits as `format`, or more: nothing is lost if a chunk in `format`
-  // leaves the arena.
+  // leaves the arena. What a copy lacks is hidden (hidden_kv.h).
   bool HasExactCopy(KvFormat format) const;
   bool HasExactCopy() const { return slot.has_value() && HasExactCopy(slot->format); }
 };
+
+// Whether a chunk in `format` lacks the blocks of layers with a window.
+constexpr bool LacksBlocks(KvFormat format) { return format == KvFormat::kQ8Global; }
 
 // Whether `format` keeps less of the numbers than `other`.
 constexpr bool HasFewerBits(KvFormat format, KvFormat other) {
   const auto bits = [](KvFormat of) { return engine::KBits(of) + engine::VBits(of); };
   return bits(format) < bits(other);
+}
+
+// Likewise, or has as many bits and lacks blocks that `other` has.
+constexpr bool IsLess(KvFormat format, KvFormat other) {
+  return HasFewerBits(format, other) ||
+         (LacksBlocks(format) && !LacksBlocks(other) && !HasFewerBits(other, format));
 }
 
 inline bool ContextChunk::HasExactCopy(KvFormat format) const {

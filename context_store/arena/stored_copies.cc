@@ -24,6 +24,9 @@ void StoredCopies::ForgetAll() {
 
 void StoredCopies::Borrow(ContextChunk* chunk, const ContextChunk& equal) {
   if (chunk->stored != 0 || equal.stored == 0) return;
+  // It may not be hidden here what that copy lacks.
+  const KvFormat own = chunk->slot.has_value() ? chunk->slot->format : chunk->stored_format;
+  if (LacksBlocks(equal.stored_format) && !LacksBlocks(own)) return;
   ++shared_.try_emplace(equal.stored, 1).first->second;
   chunk->stored = equal.stored;
   chunk->stored_format = equal.stored_format;

@@ -16,7 +16,8 @@ namespace withy::context_store {
 // copy whose context's index does not name it yet is lost if the process is killed.
 class StoredCopies {
  public:
-  // `chunk` has the copy of an equal chunk, unless it has one.
+  // `chunk` has the copy of an equal chunk, unless it has one, or that copy lacks blocks that
+  // `chunk` has (in its slot; without one, as its stored_format says).
   void Borrow(ContextChunk* chunk, const ContextChunk& equal);
   // A chunk has the copy no more.
   void GiveUp(StoredCopy copy);

@@ -12,6 +12,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "context_store/invariant.h"
+#include "engine/kv/format.h"
 
 namespace withy::context_store {
 namespace {
@@ -189,6 +190,11 @@ Bytes32 KvBinding(const KvOwner& owner, const KvExtent& extent) {
   AppendNumber(extent.block_bytes, 4, &bytes);
   bytes.append(Text(extent.salt));
   for (const Bytes32& identity : extent.identities) bytes.append(Text(identity));
+  if (extent.format == static_cast<uint8_t>(engine::KvFormat::kQ8Global)) {
+    for (int layer = 0; layer < engine::KvLayerSet::kMost; ++layer) {
+      bytes.push_back(owner.windowed.Has(layer) ? '\1' : '\0');
+    }
+  }
   Bytes32 digest;
   SHA256(Raw(bytes), bytes.size(), digest.data());
   return digest;

@@ -21,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "context_store/disk/kv_index.h"
+#include "engine/kv/layer_set.h"
 
 struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 
@@ -59,13 +60,15 @@ absl::StatusOr<std::string> OpenBytes(const SecretKey& key, std::string_view con
 struct KvOwner {
   std::string context_id;
   Bytes32 model = {};
+  engine::KvLayerSet windowed = {};  // what extents of kQ8Global lack
   // Null: checksums instead of encryption. Shared, since a read that was started may outlive the
   // context.
   std::shared_ptr<const SecretKey> key;
 };
 
 // SHA-256 over what an extent is: context id, model, and all fields of `extent` except its place
-// on disk. An extent that lies where another is expected has another binding and does not open.
+// on disk; of kQ8Global also the layers that it lacks. An extent that lies where another is
+// expected has another binding and does not open.
 Bytes32 KvBinding(const KvOwner& owner, const KvExtent& extent);
 
 // Seals or opens the pieces of one extent. One thread at a time.

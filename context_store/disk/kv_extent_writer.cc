@@ -28,7 +28,8 @@ absl::Status CheckExtentWrite(const KvExtentWrite& write) {
   const size_t chunks = write.identities.size();
   const bool sizes = write.layers >= 1 && write.layers <= kMaxKvLayers && write.block_bytes >= 16 &&
                      write.block_bytes % 16 == 0 && write.block_bytes <= kMaxKvBlockBytes &&
-                     write.layer_stride >= write.block_bytes;
+                     write.layer_stride >= write.block_bytes &&
+                     (write.blocks.empty() || write.blocks.size() == write.layers);
   if (sizes && chunks >= 1 && chunks <= MaxChunksPerExtent(write.layers, write.block_bytes) &&
       write.chunks.size() == chunks) {
     return absl::OkStatus();
@@ -66,13 +67,14 @@ absl::Status KvExtentWriter::Write(const KvExtentWrite& write, const KvExtent& e
       return absl::CancelledError("the store stops");
     }
     const KvPiece piece = layout.Piece(number);
+    const uint32_t block = write.blocks.empty() ? piece.layer : write.blocks[piece.layer];
     const std::span<std::byte> room = writer.Room(piece.bytes + kKvCheckBytes);
-    ForEachBlockPart(
-        piece, layout.block_bytes,
-        [&](size_t chunk, uint32_t in_block, uint32_t in_piece, uint32_t bytes) {
-          std::memcpy(room.data() + in_piece,
-                      write.chunks[chunk] + piece.layer * write.layer_stride + in_block, bytes);
-        });
+    ForEachBlockPart(piece, layout.block_bytes,
+                     [&](size_t chunk, uint32_t in_block, uint32_t in_piece, uint32_t bytes) {
+                       std::memcpy(room.data() + in_piece,
+                                   write.chunks[chunk] + block * write.layer_stride + in_block,
+                                   bytes);
+                     });
     sealer.Seal(piece, room);
   }
   const absl::Status status = writer.Finish();

@@ -23,8 +23,8 @@ namespace withy::context_store {
 // evicts whole segments and a segment that is partly dead keeps its space.
 inline constexpr uint64_t kKvSegmentBytes = 16 << 20;
 
-// Chunks of one context and one format to write. Block l of chunk i lies at
-// chunks[i] + l * layer_stride and has block_bytes bytes.
+// Chunks of one context and one format to write. Layer l of chunk i lies at
+// chunks[i] + blocks[l] * layer_stride and has block_bytes bytes.
 struct KvExtentWrite {
   KvOwner owner = {};
   uint8_t format = 0;
@@ -32,6 +32,7 @@ struct KvExtentWrite {
   uint32_t block_bytes = 0;  // a multiple of 16
   std::vector<Bytes32> identities = {};
   std::vector<const std::byte*> chunks = {};  // as many as identities
+  std::vector<uint32_t> blocks = {};          // as many as layers; empty: layer l is block l
   size_t layer_stride = 0;                    // bytes, >= block_bytes
 };
 

@@ -17,8 +17,9 @@ namespace {
 // Longest time that a request's bytes are checked and copied before the next one is made.
 constexpr int64_t kCopiedNs = kNanosPerMilli;
 
-// Whether a chunk with a target has bytes in the piece.
+// Whether a chunk with a target has bytes in the piece that are wanted.
 bool IsWanted(const KvPiece& piece, const KvExtentRead& read) {
+  if (!read.LayerAt(piece.layer).wanted) return false;
   bool wanted = false;
   ForEachBlockPart(piece, read.extent.block_bytes, [&](size_t chunk, uint32_t, uint32_t, uint32_t) {
     wanted = wanted || read.targets[chunk] != nullptr;
@@ -40,9 +41,19 @@ FileRange RangeOf(const KvExtent& extent, const KvExtentLayout& layout, uint32_t
 }
 static_assert(KvReader::kRequestBytes >= kKvPieceBytes + kKvCheckBytes + 2 * kDiskAlign);
 
+// Whether the extent's layers have places among those of the read.
+bool LayersFit(const KvExtentRead& part, uint32_t layers) {
+  if (part.layers.empty()) return part.extent.layers == layers;
+  for (size_t i = 0; i < part.layers.size(); ++i) {
+    if (part.layers[i].layer >= layers) return false;
+    if (i > 0 && part.layers[i].layer <= part.layers[i - 1].layer) return false;
+  }
+  return part.extent.layers == part.layers.size();
+}
+
 absl::Status CheckRead(const KvRead& read) {
   for (const KvExtentRead& part : read.extents) {
-    if (part.extent.layers != read.layers || part.targets.size() != part.extent.identities.size() ||
+    if (!LayersFit(part, read.layers) || part.targets.size() != part.extent.identities.size() ||
         part.targets.empty() || part.layer_stride < part.extent.block_bytes) {
       return absl::InvalidArgumentError(absl::StrCat(
           "read of a KV extent with ", part.extent.layers, " layers, ",
@@ -148,7 +159,7 @@ void KvReader::Plan(Job* job) {
     const KvExtentRead& part = job->read.extents[e];
     const KvExtentLayout layout = part.extent.layout();
     std::vector<uint32_t>& left = job->extents[e].left;
-    left.assign(layout.layers, 0);
+    left.assign(job->read.layers, 0);
     const bool large = layout.LayerDataBytes() >= kSingleLayerBytes;
     bool extend = false;  // the piece before is the last of the last unit
     uint32_t layer = 0;   // of that piece
@@ -158,7 +169,7 @@ void KvReader::Plan(Job* job) {
         extend = false;
         continue;
       }
-      ++left[piece.layer];
+      ++left[part.LayerAt(piece.layer).layer];
       const bool apart = large && piece.layer <= kSingleLayers && piece.layer != layer;
       layer = piece.layer;
       if (extend && !apart &&
@@ -171,7 +182,8 @@ void KvReader::Plan(Job* job) {
     }
   }
   const auto first_layer = [&](const Unit& unit) {
-    return unit.first / job->read.extents[unit.extent].extent.layout().PiecesPerLayer();
+    const KvExtentRead& part = job->read.extents[unit.extent];
+    return part.LayerAt(unit.first / part.extent.layout().PiecesPerLayer()).layer;
   };
   std::stable_sort(job->units.begin(), job->units.end(),
                    [&](const Unit& a, const Unit& b) { return first_layer(a) < first_layer(b); });
@@ -364,11 +376,12 @@ absl::Status KvReader::Place(const Slot& slot, uint32_t thread) const {
           absl::StrCat("layer ", piece.layer, ", ", piece.bytes, " bytes at ", offset,
                        ": the check does not match: they are damaged, or another extent's"));
     }
+    const uint32_t block = part.LayerAt(piece.layer).block;
     ForEachBlockPart(piece, layout.block_bytes,
                      [&](size_t chunk, uint32_t in_block, uint32_t in_piece, uint32_t count) {
                        std::byte* const target = part.targets[chunk];
                        if (target == nullptr) return;
-                       std::memcpy(target + piece.layer * part.layer_stride + in_block,
+                       std::memcpy(target + block * part.layer_stride + in_block,
                                    bytes.data() + in_piece, count);
                      });
   }
@@ -384,12 +397,13 @@ void KvReader::Finish(size_t index, const absl::Status& status) {
   --state.in_flight;
   state.failure.Update(status);
   if ((!state.failed() || state.in_flight == 0) && Begin(job)) {
-    const uint32_t per_layer = job.read.extents[slot.unit.extent].extent.layout().PiecesPerLayer();
+    const KvExtentRead& part = job.read.extents[slot.unit.extent];
+    const uint32_t per_layer = part.extent.layout().PiecesPerLayer();
     if (state.failed()) {
       TellFailure(job, slot.unit.extent);
     } else {
       for (uint32_t i = 0; i < slot.unit.pieces; ++i) {
-        --state.left[(slot.unit.first + i) / per_layer];
+        --state.left[part.LayerAt((slot.unit.first + i) / per_layer).layer];
       }
     }
     Advance(job);

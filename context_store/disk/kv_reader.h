@@ -28,17 +28,28 @@
 
 namespace withy::context_store {
 
-// Chunks of one extent to read. Block l of the chunk at position p goes to
-// targets[p] + l * layer_stride; a null target leaves the chunk out.
+// Chunks of one extent to read. Layer l of the chunk at position p goes to
+// targets[p] + layers[l].block * layer_stride; a null target leaves the chunk out.
 struct KvExtentRead {
+  struct Layer {
+    uint32_t layer = 0;  // of the read
+    uint32_t block = 0;
+    bool wanted = true;  // false: it is not read
+  };
   KvExtent extent = {};
   KvOwner owner = {};
   std::vector<std::byte*> targets = {};  // as many as the extent has chunks
   size_t layer_stride = 0;               // bytes, >= extent.block_bytes
+  // Of the extent's layers, ascending by layer; empty: layer l is layer l of the read, and block l.
+  std::vector<Layer> layers = {};
+
+  Layer LayerAt(uint32_t in_extent) const {
+    return layers.empty() ? Layer{in_extent, in_extent} : layers[in_extent];
+  }
 };
 
-// One read of any number of extents with equally many layers. The functions are called on the
-// reader's thread and must return soon; they may call Start and Cancel.
+// One read of any number of extents, of all or of some of its layers. The functions are called on
+// the reader's thread and must return soon; they may call Start and Cancel.
 struct KvRead {
   uint32_t layers = 0;
   std::vector<KvExtentRead> extents = {};

@@ -40,6 +40,100 @@ policy::WriteHistory ReadHistory(const RecordDb& db) {
   return history;
 }
 
+bool IsFormat(uint8_t format) {
+  return format > static_cast<uint8_t>(KvFormat::kEmpty) && format < engine::kKvFormats;
+}
+
+// Whether the extent's chunks are as this geometry lays them out.
+bool FitsGeometry(const KvExtent& extent, const Geometry& geometry) {
+  if (!IsFormat(extent.format)) return false;
+  const auto format = static_cast<KvFormat>(extent.format);
+  if (LacksBlocks(format) && geometry.window_reach == 0) return false;
+  return extent.layers == static_cast<uint32_t>(geometry.kv().BlocksOf(format)) &&
+         extent.block_bytes == geometry.kv().BlockBytes(format);
+}
+
+// Where the layers of an extent of chunks in one format belong that are read into slots of another
+// one; empty: where they are.
+std::vector<KvExtentRead::Layer> LayersOf(const engine::KvGeometry& kv, KvFormat stored,
+                                          KvFormat slot) {
+  std::vector<KvExtentRead::Layer> layers;
+  if (!LacksBlocks(slot)) return layers;
+  for (int layer = 0; layer < kv.layers; ++layer) {
+    if (!kv.HasBlock(stored, layer)) continue;
+    layers.push_back({.layer = static_cast<uint32_t>(layer),
+                      .block = static_cast<uint32_t>(kv.BlocksBefore(slot, layer)),
+                      .wanted = kv.HasBlock(slot, layer)});
+  }
+  return layers;
+}
+
+// The blocks, in slots of one format, that an extent of another one has, by its layers; empty: all.
+std::vector<uint32_t> BlocksOf(const engine::KvGeometry& kv, KvFormat slot, KvFormat stored) {
+  std::vector<uint32_t> blocks;
+  if (slot == stored) return blocks;
+  for (int layer = 0; layer < kv.layers; ++layer) {
+    if (kv.HasBlock(stored, layer)) {
+      blocks.push_back(static_cast<uint32_t>(kv.BlocksBefore(slot, layer)));
+    }
+  }
+  return blocks;
+}
+
+// Formats of slots, and what is written of them.
+struct Writing {
+  KvFormat from;
+  KvFormat to;
+};
+constexpr Writing kWritings[] = {{KvFormat::kQ8, KvFormat::kQ8},
+                                 {KvFormat::kQ8, KvFormat::kQ8Global},
+                                 {KvFormat::kQ8Global, KvFormat::kQ8Global},
+                                 {KvFormat::kQ4, KvFormat::kQ4},
+                                 {KvFormat::kQ4Q2, KvFormat::kQ4Q2},
+                                 {KvFormat::kQ2, KvFormat::kQ2}};
+
+// Indices of the chunks by extent: one for each way of writing, as far as an extent's limit allows.
+std::vector<std::vector<size_t>> GroupByExtent(const Geometry& geometry,
+                                               std::span<const ChunkWork> chunks) {
+  std::vector<std::vector<size_t>> groups;
+  for (const Writing& writing : kWritings) {
+    const auto block_bytes = static_cast<uint32_t>(geometry.kv().BlockBytes(writing.to));
+    const auto layers = static_cast<uint32_t>(geometry.kv().BlocksOf(writing.to));
+    const size_t most =
+        std::min<size_t>(MaxChunksPerExtent(layers, block_bytes), (size_t{1} << kPositionBits) - 1);
+    std::vector<size_t> group;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (chunks[i].from.format != writing.from || chunks[i].to != writing.to) continue;
+      group.push_back(i);
+      if (group.size() == most) groups.push_back(std::exchange(group, {}));
+    }
+    if (!group.empty()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+// Of chunks that are written in one way.
+KvExtentWrite WriteOf(const KvOwner& owner, const Geometry& geometry,
+                      const engine::KvMemory& memory, std::span<const ChunkWork> chunks,
+                      std::span<const size_t> group) {
+  const KvFormat from = chunks[group.front()].from.format;
+  const KvFormat to = chunks[group.front()].to;
+  const engine::KvGeometry kv = geometry.kv();
+  KvExtentWrite write{.owner = owner,
+                      .format = static_cast<uint8_t>(to),
+                      .layers = static_cast<uint32_t>(kv.BlocksOf(to)),
+                      .block_bytes = static_cast<uint32_t>(kv.BlockBytes(to)),
+                      .identities = {},
+                      .chunks = {},
+                      .blocks = BlocksOf(kv, from, to),
+                      .layer_stride = kv.BlockBytes(from)};
+  for (const size_t i : group) {
+    write.identities.push_back(ToBytes32(chunks[i].identity));
+    write.chunks.push_back(memory.base + chunks[i].from.offset());
+  }
+  return write;
+}
+
 }  // namespace
 
 KvStorage::KvStorage(ContextKeys& keys, RecordDb& db, const KvWriteBudget& budget)
@@ -55,7 +149,10 @@ absl::StatusOr<std::unique_ptr<KvStorage>> KvStorage::Open(KvSegmentsOptions opt
 
 absl::StatusOr<KvOwner> KvStorage::OwnerOf(const std::string& context_id, const Geometry& geometry,
                                            bool create) {
-  KvOwner owner{.context_id = context_id, .model = ToBytes32(geometry.model_id), .key = nullptr};
+  KvOwner owner{.context_id = context_id,
+                .model = ToBytes32(geometry.model_id),
+                .windowed = geometry.windowed,
+                .key = nullptr};
   if (create) {
     WITHY_ASSIGN_OR_RETURN(const DataKey data_key, keys_.GetOrCreate(context_id));
     owner.key = data_key.key;
@@ -79,10 +176,7 @@ bool KvStorage::AdoptContext(const Geometry& geometry, KvContextIndex index,
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < index.extents.size(); ++i) {
     KvExtent& extent = index.extents[i];
-    if (live[i] == 0 || extent.layers != geometry.layers ||
-        extent.block_bytes != geometry.kv().BlockBytes(static_cast<KvFormat>(extent.format))) {
-      continue;
-    }
+    if (live[i] == 0 || !FitsGeometry(extent, geometry)) continue;
     if (const absl::Status adopted = segments_->Adopt(extent, live[i]); !adopted.ok()) {
       spdlog::warn("KV of context {} is lost and will be computed again: {}", context->context_id,
                    std::string(adopted.message()));
@@ -99,6 +193,7 @@ bool KvStorage::AdoptContext(const Geometry& geometry, KvContextIndex index,
                       .model_level_percent = chunk.level_percent,
                       .density = chunk.density,
                       .density_rows = chunk.density > 0 ? 1u : 0u};
+    if (IsFormat(chunk.format)) known.stored_format = static_cast<KvFormat>(chunk.format);
     if (!chunk.stored() || first[chunk.extent] == 0) continue;
     known.stored = first[chunk.extent] + chunk.position;
     known.stored_format =
@@ -149,43 +244,17 @@ absl::Status KvStorage::Write(const std::string& context_id, const Geometry& geo
   WITHY_ASSIGN_OR_RETURN(const KvOwner owner, OwnerOf(context_id, geometry, /*create=*/true));
   std::vector<KvExtent> extents;
   std::vector<std::vector<size_t>> members;
-  // One extent for each format, as far as an extent's limit allows.
-  for (const KvFormat format : {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2}) {
-    const auto block_bytes = static_cast<uint32_t>(geometry.kv().BlockBytes(format));
-    const size_t most = std::min<size_t>(MaxChunksPerExtent(geometry.layers, block_bytes),
-                                         (size_t{1} << kPositionBits) - 1);
-    std::vector<size_t> of_format;
-    const auto flush = [&]() -> absl::Status {
-      if (of_format.empty()) return absl::OkStatus();
-      KvExtentWrite write{.owner = owner,
-                          .format = static_cast<uint8_t>(format),
-                          .layers = geometry.layers,
-                          .block_bytes = block_bytes,
-                          .identities = {},
-                          .chunks = {},
-                          .layer_stride = block_bytes};
-      for (const size_t i : of_format) {
-        write.identities.push_back(ToBytes32(chunks[i].identity));
-        write.chunks.push_back(memory.base + chunks[i].from.offset());
+  for (const std::vector<size_t>& group : GroupByExtent(geometry, chunks)) {
+    absl::StatusOr<KvExtent> extent =
+        segments_->Append(WriteOf(owner, geometry, memory, chunks, group));
+    if (!extent.ok()) {
+      for (const KvExtent& written : extents) {
+        segments_->Release(written, static_cast<uint32_t>(written.identities.size()));
       }
-      WITHY_ASSIGN_OR_RETURN(KvExtent extent, segments_->Append(write));
-      extents.push_back(std::move(extent));
-      members.push_back(std::exchange(of_format, {}));
-      return absl::OkStatus();
-    };
-    absl::Status written;
-    for (size_t i = 0; i < chunks.size() && written.ok(); ++i) {
-      if (chunks[i].from.format != format) continue;
-      of_format.push_back(i);
-      if (of_format.size() == most) written = flush();
+      return extent.status();
     }
-    if (written.ok()) written = flush();
-    if (!written.ok()) {
-      for (const KvExtent& extent : extents) {
-        segments_->Release(extent, static_cast<uint32_t>(extent.identities.size()));
-      }
-      return written;
-    }
+    extents.push_back(*std::move(extent));
+    members.push_back(group);
   }
   if (const absl::Status synced = segments_->Sync(extents); !synced.ok()) {
     for (const KvExtent& extent : extents) {
@@ -289,7 +358,7 @@ KvReadId KvStorage::StartRead(const std::string& context_id, const Geometry& geo
   absl::Status why_lost = absl::NotFoundError("its segment was given up");
   {
     absl::MutexLock lock(&mutex_);
-    std::map<uint64_t, size_t> numbers;
+    std::map<std::pair<uint64_t, KvFormat>, size_t> numbers;  // by extent and format of the slot
     for (size_t i = 0; i < loads.size(); ++i) {
       const uint64_t number = ExtentOf(loads[i].stored);
       const auto found = extents_.find(number);
@@ -303,13 +372,16 @@ KvReadId KvStorage::StartRead(const std::string& context_id, const Geometry& geo
         why_lost = owner.status();
         continue;
       }
-      const auto [at, added] = numbers.try_emplace(number, request.extents.size());
+      const KvFormat slot = loads[i].slot.format;
+      const auto [at, added] = numbers.try_emplace({number, slot}, request.extents.size());
       if (added) {
         const KvExtent& extent = found->second.extent;
-        request.extents.push_back({.extent = extent,
-                                   .owner = *owner,
-                                   .targets = std::vector<std::byte*>(extent.identities.size()),
-                                   .layer_stride = extent.block_bytes});
+        request.extents.push_back(
+            {.extent = extent,
+             .owner = *owner,
+             .targets = std::vector<std::byte*>(extent.identities.size()),
+             .layer_stride = extent.block_bytes,
+             .layers = LayersOf(geometry.kv(), static_cast<KvFormat>(extent.format), slot)});
         members.emplace_back();
       }
       request.extents[at->second].targets[PositionOf(loads[i].stored)] =

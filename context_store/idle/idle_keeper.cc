@@ -112,9 +112,37 @@ bool IdleKeeper::LacksRoom(uint64_t bytes) const {
   return parts_.book.table().kv().geometry.layers > 0 && LacksRoomLocked(bytes);
 }
 
+bool IdleKeeper::HasHidden(uint64_t bytes) const {
+  absl::MutexLock lock(&parts_.book.mutex());
+  const LeaseTable& table = parts_.book.table();
+  if (table.kv().geometry.window_reach == 0) return false;
+  const uint64_t chunk_bytes = table.kv().geometry.ChunkBytes(KvFormat::kQ8);
+  return PlacesInGaps(table.kv().pool, chunk_bytes) * chunk_bytes < bytes &&
+         !table.idle().Hidden(1).empty();
+}
+
 bool IdleKeeper::MakesRoom(uint64_t bytes) const {
   if (writer_ != nullptr && !options_.writes_ahead) return true;
-  return !options_.compresses_ahead && LacksRoom(bytes);
+  return !options_.compresses_ahead && (LacksRoom(bytes) || HasHidden(bytes));
+}
+
+// What is moved fills the gaps that it leaves, from the smallest on, so that whole places of chunks
+// become free.
+void IdleKeeper::DropHidden(uint64_t bytes) {
+  absl::MutexLock making(&room_mutex_);
+  if (!HasHidden(bytes)) return;
+  uint64_t held = 0;
+  {
+    absl::MutexLock lock(&parts_.book.mutex());
+    const ArenaKv& kv = parts_.book.table().kv();
+    const uint64_t chunk_bytes = kv.geometry.ChunkBytes(KvFormat::kQ8);
+    held = PlacesInGaps(kv.pool, chunk_bytes) * chunk_bytes;
+  }
+  if (held >= bytes) return;
+  compressor_.DropHidden(bytes - held);
+  absl::MutexLock lock(&parts_.book.mutex());
+  const ArenaKv& kv = parts_.book.table().kv();
+  if (kv.pool.counts().free >= bytes) CompactLocked(bytes);
 }
 
 void IdleKeeper::AwaitSwapOut(uint64_t bytes) {
@@ -147,6 +175,9 @@ void IdleKeeper::AwaitSwapOut(uint64_t bytes) {
 
 void IdleKeeper::MakeRoom(uint64_t bytes) {
   if (!MakesRoom(bytes)) return;
+  if (!options_.compresses_ahead) DropHidden(bytes);
+  const bool writes = writer_ != nullptr && !options_.writes_ahead;
+  if (!writes && (options_.compresses_ahead || !LacksRoom(bytes))) return;
   if (writer_ != nullptr) AwaitSwapOut(bytes);
   if (options_.compresses_ahead || !options_.compression.precision.has_value()) return;
   absl::MutexLock making(&room_mutex_);
@@ -162,7 +193,10 @@ void IdleKeeper::MakeRoom(uint64_t bytes) {
 
 void IdleKeeper::Compact(uint64_t bytes) {
   absl::MutexLock lock(&parts_.book.mutex());
-  if (!LacksRoomLocked(bytes)) return;
+  if (LacksRoomLocked(bytes)) CompactLocked(bytes);
+}
+
+void IdleKeeper::CompactLocked(uint64_t bytes) {
   LeaseTable& table = parts_.book.table();
   const uint64_t chunk_bytes = table.kv().geometry.ChunkBytes(KvFormat::kQ8);
   const engine::KvMemory memory = parts_.book.arena().memory();

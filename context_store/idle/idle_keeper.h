@@ -56,8 +56,8 @@ class IdleKeeper {
   uint32_t waiting() const { return waiting_; }  // contexts whose work is not done
 
   // Makes room for `bytes` of new slots of 8 bits without losing anything, as long as that is
-  // possible, then by storing chunks in fewer bits. What is missing after that, evictions drop.
-  // Blocks.
+  // possible (blocks that windows hide leave first), then by storing chunks in fewer bits. What is
+  // missing after that, evictions drop. Blocks.
   void MakeRoom(uint64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_);
   // Whether MakeRoom would have to do something.
   bool MakesRoom(uint64_t bytes) const;
@@ -80,11 +80,16 @@ class IdleKeeper {
   // Whether free slots and chunks that can be read back bit for bit are not enough.
   bool LacksRoom(uint64_t bytes) const;
   bool LacksRoomLocked(uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.book.mutex());
+  // Whether free slots are not enough, and there are blocks that windows hide.
+  bool HasHidden(uint64_t bytes) const;
+  // Takes these out of the arena, as far as `bytes` need it.
+  void DropHidden(uint64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_);
   // Has the writer swap out `bytes`, after what the thread has begun, and waits as long as the disk
   // takes something.
   void AwaitSwapOut(uint64_t bytes);
   // Moves chunks together until `bytes` fit.
   void Compact(uint64_t bytes);
+  void CompactLocked(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.book.mutex());
   void RecordMetrics();
 
   const IdleParts parts_;

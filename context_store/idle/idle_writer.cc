@@ -28,7 +28,7 @@ std::vector<ChunkWork> IdleWriter::TakeUnworthy(bool for_room, Batch* batch) {
     policy::WriteCandidate candidate{
         .for_room = for_room, .has_copy = rewrite, .used_again = used_again};
     for (const ChunkWork& one : work) {
-      if (one.rewrite == rewrite) candidate.bytes += batch->geometry.ChunkBytes(one.from.format);
+      if (one.rewrite == rewrite) candidate.bytes += batch->geometry.ChunkBytes(one.to);
     }
     if (candidate.bytes == 0 || disk_.Judge(candidate) == policy::WriteVerdict::kWrite) continue;
     const auto refused = std::stable_partition(
@@ -82,7 +82,7 @@ void IdleWriter::SwapOut(uint64_t bytes) {
 std::vector<StoredCopy> IdleWriter::StoreChunks(const Batch& batch, std::set<StoredCopy>* lost) {
   uint64_t wanted_bytes = kExtentExtraBytes;
   for (const ChunkWork& one : batch.work) {
-    wanted_bytes += batch.geometry.ChunkBytes(one.from.format);
+    wanted_bytes += batch.geometry.ChunkBytes(one.to);
   }
   const auto last_used = [this](std::string_view id) { return records_.LastUse(id); };
   while (records_.OverBound(disk_.Stats().segments.disk_bytes) &&

@@ -16,14 +16,24 @@ namespace {
 // Formats in the order of the policy: from the most bytes to the fewest.
 constexpr KvFormat kFormats[] = {KvFormat::kQ8, KvFormat::kQ4, KvFormat::kQ4Q2, KvFormat::kQ2};
 
-policy::KvFormatIndex IndexOf(KvFormat format) {
+// A chunk that lacks blocks counts as one in the smallest format that has as many bytes.
+policy::KvFormatIndex IndexOf(KvFormat format, const engine::KvGeometry& kv) {
+  if (LacksBlocks(format)) {
+    policy::KvFormatIndex index = 0;
+    while (size_t{index} + 1 < std::size(kFormats) &&
+           kv.ChunkBytes(kFormats[index + 1]) >= kv.ChunkBytes(format)) {
+      ++index;
+    }
+    return index;
+  }
   return static_cast<policy::KvFormatIndex>(
       std::find(std::begin(kFormats), std::end(kFormats), format) - std::begin(kFormats));
 }
 
 // A context's chunks for the policy. `kept[i]`: the chunk keeps its format. `spares_copies`: so do
-// those that can be read back bit for bit.
-std::vector<policy::DensityChunk> DensitiesOf(const std::vector<ContextChunk>& chunks,
+// those that can be read back bit for bit. Those that lack blocks keep it, too.
+std::vector<policy::DensityChunk> DensitiesOf(const engine::KvGeometry& kv,
+                                              const std::vector<ContextChunk>& chunks,
                                               const std::vector<bool>& kept, bool spares_copies) {
   std::vector<policy::DensityChunk> input;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -32,8 +42,8 @@ std::vector<policy::DensityChunk> DensitiesOf(const std::vector<ContextChunk>& c
     const bool exact = policy::StaysExact(i, chunks.size());
     input.push_back({.density = chunk.identity.density,
                      .tokens = chunk.identity.tokens,
-                     .format = IndexOf(now),
-                     .pinned = exact || kept[i] || !chunk.slot.has_value() ||
+                     .format = IndexOf(now, kv),
+                     .pinned = exact || kept[i] || LacksBlocks(now) || !chunk.slot.has_value() ||
                                (spares_copies && chunk.HasExactCopy()) ||
                                chunk.identity.tokens != static_cast<uint32_t>(kChunkTokens)});
   }
@@ -45,6 +55,14 @@ std::vector<std::byte> EncodeChunk(const engine::KvGeometry& kv, engine::KvMemor
                                    KvSlot from, KvFormat to) {
   const size_t bytes = kv.BlockBytes(to);
   std::vector<std::byte> chunk(kv.ChunkBytes(to));
+  if (LacksBlocks(to)) {
+    for (int layer = 0; layer < kv.layers; ++layer) {
+      if (!kv.HasBlock(to, layer)) continue;
+      std::memcpy(chunk.data() + static_cast<size_t>(kv.BlocksBefore(to, layer)) * bytes,
+                  memory.At(from.Block(kv, layer)), bytes);
+    }
+    return chunk;
+  }
   for (int layer = 0; layer < kv.layers; ++layer) {
     const std::byte* block = memory.At(from.Block(kv, layer));
     std::byte* out = chunk.data() + static_cast<size_t>(layer) * bytes;
@@ -80,7 +98,8 @@ KvCompressor::Candidates KvCompressor::Find(std::vector<std::string> context_ids
   }
   const std::vector<std::vector<bool>> kept = idle.KeptFormats(found.ids, policy::kLastExactChunks);
   for (size_t i = 0; i < found.ids.size(); ++i) {
-    found.chunks.push_back(DensitiesOf(idle.Chunks(found.ids[i]), kept[i], spares_copies));
+    found.chunks.push_back(
+        DensitiesOf(found.geometry.kv(), idle.Chunks(found.ids[i]), kept[i], spares_copies));
   }
   return found;
 }
@@ -89,26 +108,46 @@ void KvCompressor::Carry(const Candidates& of, uint64_t bytes) {
   const policy::DemotionPlan plan =
       policy::PlanDemotions(of.formats, of.chunks, rules_.ratio, bytes, *rules_.precision);
   for (const policy::KvDemotion& one : plan.demotions) {
-    const KvFormat to = kFormats[one.format];
-    std::optional<ChunkWork> work;
-    {
-      absl::MutexLock lock(&book_.mutex());
-      if (book_.table().kv().geometry != of.geometry) return;  // another model is served
-      work = book_.table().idle().BeginDemotion(of.ids[one.context],
-                                                static_cast<uint32_t>(one.chunk), to);
-      if (!work.has_value()) continue;
-      book_.BeginWriting();
-    }
-    const engine::KvMemory memory = book_.arena().memory();
-    const std::vector<std::byte> encoded = EncodeChunk(of.geometry.kv(), memory, work->from, to);
-    absl::MutexLock lock(&book_.mutex());
-    book_.EndWriting();
-    const std::optional<KvSlot> slot = book_.table().idle().FinishDemotion(*work, to);
-    if (!slot.has_value()) continue;
-    std::memcpy(memory.base + slot->offset(), encoded.data(), encoded.size());
+    const uint64_t freed = Store(of.geometry, of.ids[one.context], static_cast<uint32_t>(one.chunk),
+                                 kFormats[one.format]);
+    if (freed == 0) continue;
     metrics_.chunks.demoted.Add();
-    metrics_.chunks.demoted_bytes.Add(of.geometry.ChunkBytes(work->from.format) - encoded.size());
-    book_.RecordGauges();
+    metrics_.chunks.demoted_bytes.Add(freed);
+  }
+}
+
+uint64_t KvCompressor::Store(const Geometry& geometry, const std::string& context_id,
+                             uint32_t chunk, KvFormat to) {
+  std::optional<ChunkWork> work;
+  {
+    absl::MutexLock lock(&book_.mutex());
+    if (book_.table().kv().geometry != geometry) return 0;  // another model is served
+    work = book_.table().idle().BeginDemotion(context_id, chunk, to);
+    if (!work.has_value()) return 0;
+    book_.BeginWriting();
+  }
+  const engine::KvMemory memory = book_.arena().memory();
+  const std::vector<std::byte> encoded = EncodeChunk(geometry.kv(), memory, work->from, to);
+  absl::MutexLock lock(&book_.mutex());
+  book_.EndWriting();
+  const std::optional<KvSlot> slot = book_.table().idle().FinishDemotion(*work, to);
+  if (!slot.has_value()) return 0;
+  std::memcpy(memory.base + slot->offset(), encoded.data(), encoded.size());
+  book_.RecordGauges();
+  return geometry.ChunkBytes(work->from.format) - encoded.size();
+}
+
+void KvCompressor::DropHidden(uint64_t bytes) {
+  std::vector<IdleKv::HiddenChunk> hidden;
+  Geometry geometry;
+  {
+    absl::MutexLock lock(&book_.mutex());
+    hidden = book_.table().idle().Hidden(bytes);
+    geometry = book_.table().kv().geometry;
+  }
+  for (const IdleKv::HiddenChunk& one : hidden) {
+    const uint64_t freed = Store(geometry, one.context_id, one.chunk, KvFormat::kQ8Global);
+    if (freed > 0) metrics_.chunks.hidden_bytes.Add(freed);
   }
 }
 

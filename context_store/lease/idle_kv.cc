@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "context_store/arena/hidden_kv.h"
 #include "context_store/arena/slot_layout.h"
 #include "context_store/invariant.h"
 
@@ -299,13 +300,34 @@ uint64_t IdleKv::Compact(uint64_t count, uint64_t most_bytes, const MoveBytes& m
   return moved;
 }
 
+std::vector<IdleKv::HiddenChunk> IdleKv::Hidden(uint64_t bytes) const {
+  std::vector<HiddenChunk> hidden;
+  if (kv_.geometry.window_reach == 0) return hidden;
+  const uint64_t freed =
+      kv_.geometry.ChunkBytes(KvFormat::kQ8) - kv_.geometry.ChunkBytes(KvFormat::kQ8Global);
+  for (const std::string& id : ByUse()) {
+    const KvContext& context = kv_.contexts.at(id);
+    for (uint32_t i = 0; i < context.kv.chunks.size() && IsHidden(kv_, context, i); ++i) {
+      const std::optional<KvSlot>& slot = context.kv.chunks[i].slot;
+      const bool whole = slot.has_value() && slot->format == KvFormat::kQ8;
+      if (!whole || !MayLack(kv_, context, i)) continue;
+      if (hidden.size() * freed >= bytes) return hidden;
+      hidden.push_back({id, i});
+    }
+  }
+  return hidden;
+}
+
 std::optional<ChunkWork> IdleKv::BeginDemotion(std::string_view context_id, uint32_t chunk,
                                                KvFormat to) {
   std::optional<ChunkWork> work = BeginWork(context_id, chunk);
   if (!work.has_value()) return work;
+  const KvContext& context = kv_.contexts.at(work->context_id);
+  const KvFormat from = work->from.format;
+  const bool possible = LacksBlocks(to) ? from == KvFormat::kQ8 && MayLack(kv_, context, chunk)
+                                        : HasFewerBits(to, from) && !LacksBlocks(from);
   // To an unfinished chunk tokens will be written.
-  if (kv_.contexts.at(work->context_id).kv.chunks[chunk].identity.tokens != kChunkTokens ||
-      !HasFewerBits(to, work->from.format)) {
+  if (context.kv.chunks[chunk].identity.tokens != kChunkTokens || !possible) {
     EndWork(*work);
     return std::nullopt;
   }
@@ -319,9 +341,10 @@ std::optional<KvSlot> IdleKv::FinishDemotion(const ChunkWork& work, KvFormat to)
   KvContext& context = kv_.contexts.at(work.context_id);
   const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
   // While the disk is written from the slot, its place does not become free.
+  const bool may = !LacksBlocks(to) || MayLack(kv_, context, work.chunk);
   const bool idle =
       std::all_of(with.begin(), with.end(), [](const KvContext* one) { return one->idle(); });
-  if (!idle || kv_.pool.at(work.from.units).pins > 0) return std::nullopt;
+  if (!may || !idle || kv_.pool.at(work.from.units).pins > 0) return std::nullopt;
   for (KvContext* one : with) {
     LeaveSlot(&one->kv.chunks[work.chunk], &one->kv, &kv_.pool);
     kv_.Collect(one);
@@ -352,6 +375,11 @@ std::optional<ChunkWork> IdleKv::BeginWrite(std::string_view context_id, uint32_
     EndWork(*work);
     return std::nullopt;
   }
+  if (work.has_value()) {
+    const bool lacks = work->from.format == KvFormat::kQ8 &&
+                       MayLack(kv_, kv_.contexts.at(work->context_id), chunk);
+    work->to = lacks ? KvFormat::kQ8Global : work->from.format;
+  }
   return work;
 }
 
@@ -379,6 +407,8 @@ bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
     return false;
   }
   KvContext& context = kv_.contexts.at(work.context_id);
+  // A call has come and gone meanwhile: what was left out may be wanted.
+  if (work.to != work.from.format && !MayLack(kv_, context, work.chunk)) return false;
   const std::vector<KvContext*> with = kv_.ContextsWith(&context, work.chunk);
   for (KvContext* one : with) {
     ContextChunk& its = one->kv.chunks[work.chunk];
@@ -386,7 +416,7 @@ bool IdleKv::FinishWrite(const ChunkWork& work, StoredCopy stored) {
     kv_.Collect(one);
   }
   chunk->stored = stored;
-  chunk->stored_format = work.from.format;
+  chunk->stored_format = work.to;
   for (KvContext* other : with) kv_.copies.Borrow(&other->kv.chunks[work.chunk], *chunk);
   return true;
 }
@@ -401,7 +431,12 @@ std::set<std::string> IdleKv::ForgetCopies(const std::set<StoredCopy>& copies) {
       if (!copies.contains(chunk.stored)) continue;
       chunk.stored = 0;
       had.insert(it->first);
-      if (!chunk.slot.has_value()) Truncate(i, &kv, &kv_.pool);
+      if (chunk.slot.has_value()) continue;
+      if (it->second.idle()) {
+        KeepUsable(&kv_, &it->second, i);
+      } else {
+        Truncate(i, &kv, &kv_.pool);
+      }
     }
     kv_.Collect(&it->second);
     it = it->second.unused() ? kv_.contexts.erase(it) : std::next(it);

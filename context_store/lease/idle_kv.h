@@ -23,6 +23,7 @@ struct ChunkWork {
   std::string context_id;
   uint32_t chunk = 0;
   KvSlot from;
+  KvFormat to = KvFormat::kQ8;  // of what is written to disk
   std::string identity = {};
   uint64_t pin = 0;      // see SlotPool::Pin
   bool rewrite = false;  // an older copy of the chunk was written before
@@ -99,8 +100,17 @@ class IdleKv {
   // context, or because a later one of the given contexts has them, too, and stands for them.
   std::vector<std::vector<bool>> KeptFormats(const std::vector<std::string>& context_ids,
                                              size_t latest) const;
-  // Begins to store a full chunk of an idle context in a format of fewer bits. nullopt: not idle,
-  // not resident, unfinished, has no more bits than that. FinishDemotion must follow.
+  // Chunks of 8 bits of idle contexts that may go on without the blocks of layers with a window
+  // (arena/hidden_kv.h), of the context used longest ago first, until `bytes` of the arena would
+  // become free.
+  struct HiddenChunk {
+    std::string context_id;
+    uint32_t chunk = 0;
+  };
+  std::vector<HiddenChunk> Hidden(uint64_t bytes) const;
+  // Begins to store a full chunk of an idle context in a format of fewer bits, or without the
+  // blocks of layers with a window. nullopt: not idle, not resident, unfinished, has no more bits
+  // or blocks than that, or may not lack these. FinishDemotion must follow.
   std::optional<ChunkWork> BeginDemotion(std::string_view context_id, uint32_t chunk, KvFormat to);
   // Gives the chunk a smaller slot in the place of its own, for all contexts that have it, if they
   // are idle and it is the same. Returns the new slot, to which the caller copies the blocks before

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "base/strings.h"
+#include "context_store/arena/hidden_kv.h"
 #include "context_store/invariant.h"
 #include "policy/kv/kv_admission.h"
 
@@ -15,12 +16,16 @@ constexpr uint32_t kMaxClaimChunks = 1 << 16;
 
 }  // namespace
 
-// A copy on disk may have more bits than the arena, after a restart of an earlier build.
-void LeaseAdmission::LeaveSmallerSlots(ContextChunks* kv) {
-  for (ContextChunk& chunk : kv->chunks) {
+// A copy on disk may have more bits than the arena, after a restart of an earlier build, or blocks
+// that are not hidden any more since the context has become shorter.
+void LeaseAdmission::LeaveSmallerSlots(KvContext* context) {
+  for (uint32_t i = 0; i < context->kv.chunks.size(); ++i) {
+    ContextChunk& chunk = context->kv.chunks[i];
     if (!chunk.slot.has_value() || chunk.stored == 0) continue;
-    if (HasFewerBits(chunk.slot->format, chunk.stored_format))
-      LeaveSlot(&chunk, kv, &state_.kv.pool);
+    const bool less = LacksBlocks(chunk.slot->format)
+                          ? !LacksBlocks(chunk.stored_format) && !IsHidden(state_.kv, *context, i)
+                          : HasFewerBits(chunk.slot->format, chunk.stored_format);
+    if (less) LeaveSlot(&chunk, &context->kv, &state_.kv.pool);
   }
 }
 
@@ -31,7 +36,7 @@ bool LeaseAdmission::TryAdmit(LeaseId id) {
   KvContext* context = state_.ContextOf(lease);
   Invariant(context == nullptr || (context->holder == 0 && !context->locked),
             "a lease is admitted to a context that is free");
-  if (context != nullptr && !state_.kv.compresses_ahead) LeaveSmallerSlots(&context->kv);
+  if (context != nullptr && !state_.kv.compresses_ahead) LeaveSmallerSlots(context);
   const auto change = [&] {
     const uint32_t held = state_.HeldChunks(lease);
     const uint32_t chunks = context == nullptr || lease.rebuild
@@ -45,7 +50,8 @@ bool LeaseAdmission::TryAdmit(LeaseId id) {
     if (!alone) return false;
     for (size_t i = context == nullptr || lease.rebuild ? 0 : context->kv.chunks.size(); i > 0;
          --i) {
-      if (context->kv.chunks[i - 1].slot.has_value()) {
+      const bool there = i <= context->kv.chunks.size();  // it did not leave with another one
+      if (there && context->kv.chunks[i - 1].slot.has_value()) {
         state_.kv.Evict(context, static_cast<uint32_t>(i - 1));
       }
     }

@@ -51,7 +51,7 @@ class LeaseAdmission {
   std::optional<std::vector<ChunkSlot>> TryClaim(LeaseId id, const ClaimRange& range,
                                                  uint64_t* evicted);
   absl::Status NoRoom(uint32_t chunks) const;
-  void LeaveSmallerSlots(ContextChunks* kv);
+  void LeaveSmallerSlots(KvContext* context);
   void ServeWishes(Effects* effects);
   void AdmitWaiting(Effects* effects);
   void RefuseIfStuck(Effects* effects);

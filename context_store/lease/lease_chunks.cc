@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/status.h"
+#include "context_store/arena/hidden_kv.h"
+#include "policy/kv/kv_window.h"
 
 namespace withy::context_store {
 namespace {
@@ -39,7 +41,12 @@ ResidentChunks LeaseChunks::Resident(LeaseId id) const {
   return resident;
 }
 
-std::set<uint32_t> LeaseChunks::PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv) {
+std::set<uint32_t> LeaseChunks::PlanLoad(const LoadRules& rules, bool rebuild, KvContext* context) {
+  ContextChunks* const kv = &context->kv;
+  std::vector<KvFormat> formats;
+  for (uint32_t i = 0; i < kv->chunks.size(); ++i) {
+    formats.push_back(LoadFormat(state_.kv, *context, i));
+  }
   std::vector<policy::MissingChunk> missing;
   for (uint32_t i = 0; i < kv->chunks.size(); ++i) {
     const ContextChunk& chunk = kv->chunks[i];
@@ -51,8 +58,7 @@ std::set<uint32_t> LeaseChunks::PlanLoad(const LoadRules& rules, bool rebuild, C
       }
       continue;  // it is read in any case
     }
-    missing.push_back(
-        {i, chunk.stored == 0 ? 0 : state_.kv.geometry.ChunkBytes(chunk.stored_format)});
+    missing.push_back({i, chunk.stored == 0 ? 0 : state_.kv.geometry.ChunkBytes(formats[i])});
   }
   std::set<uint32_t> recompute;
   const policy::LoadPlan plan = policy::PlanLoad(missing, rules.costs, rules.policy);
@@ -64,7 +70,39 @@ std::set<uint32_t> LeaseChunks::PlanLoad(const LoadRules& rules, bool rebuild, C
     }
     recompute.insert(missing[i].position);
   }
+  KeepComputable(&recompute, kv, formats);
   return recompute;
+}
+
+// A chunk can be computed only if the windows of its tokens are whole. Others are read; if they
+// have no copy, what is behind them is of no use, nor are chunks that lack blocks which the next
+// token would read.
+void LeaseChunks::KeepComputable(std::set<uint32_t>* recompute, ContextChunks* kv,
+                                 const std::vector<KvFormat>& formats) {
+  if (state_.kv.geometry.window_reach == 0) return;
+  std::vector<bool> lacks;
+  for (uint32_t i = 0; i < kv->chunks.size(); ++i) {
+    const ContextChunk& chunk = kv->chunks[i];
+    if (recompute->contains(i) &&
+        !policy::CanContinue(lacks, i * kChunkTokens, state_.kv.geometry.window_reach)) {
+      if (chunk.stored == 0) {
+        Truncate(i, kv, &state_.kv.pool);
+        break;
+      }
+      recompute->erase(i);
+    }
+    const KvFormat read = chunk.slot.has_value() ? chunk.slot->format : formats[i];
+    lacks.push_back(!recompute->contains(i) && LacksBlocks(read));
+  }
+  if (kv->chunks.empty()) return;
+  const auto chunks = static_cast<uint32_t>(kv->chunks.size());
+  const uint32_t tokens = (chunks - 1) * kChunkTokens + kv->chunks.back().identity.tokens;
+  const uint32_t reach = state_.kv.geometry.window_reach;
+  if (!policy::CanContinue(lacks, tokens, reach)) {
+    Truncate(policy::ContinuableChunks(lacks, chunks, reach), kv, &state_.kv.pool);
+  }
+  recompute->erase(recompute->lower_bound(static_cast<uint32_t>(kv->chunks.size())),
+                   recompute->end());
 }
 
 std::vector<ChunkLoad> LeaseChunks::BeginLoad(LeaseId id, const LoadRules& rules,
@@ -78,7 +116,7 @@ std::vector<ChunkLoad> LeaseChunks::BeginLoad(LeaseId id, const LoadRules& rules
     if (!context.kv.chunks[i].slot.has_value()) missing.push_back(i);
   }
   state_.kv.ShareMissing(&context);
-  const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context.kv);
+  const std::set<uint32_t> recompute = PlanLoad(rules, lease.rebuild, &context);
   std::vector<ChunkLoad> loads = TakeLoadSlots(&lease, id, recompute, rules, evicted);
   lease.to_load = 0;
   if (!missing.empty() && room_.OthersAdmitted(id) && !room_.CanAllFinishNow()) {
@@ -101,15 +139,20 @@ std::vector<ChunkLoad> LeaseChunks::TakeLoadSlots(Lease* lease, LeaseId id,
                                                   const std::set<uint32_t>& recompute,
                                                   const LoadRules& rules, uint64_t* evicted) {
   std::vector<ChunkLoad> loads;
+  const KvContext& context = *state_.ContextOf(*lease);
   std::vector<ContextChunk>& chunks = state_.ContextOf(*lease)->kv.chunks;
   std::optional<Evictions> queue;
   bool recomputable = true;
+  std::vector<bool> lacks;  // what stays so if all missing chunks are computed
   for (uint32_t i = 0; i < chunks.size(); ++i) {
     ContextChunk& chunk = chunks[i];
+    lacks.push_back(chunk.slot.has_value() && LacksBlocks(chunk.slot->format));
     if (chunk.slot.has_value()) continue;
-    recomputable = recomputable && IsRecomputable(chunk, rules, lease->rebuild);
+    recomputable = recomputable && IsRecomputable(chunk, rules, lease->rebuild) &&
+                   policy::CanContinue(lacks, i * kChunkTokens, state_.kv.geometry.window_reach);
     if (!queue.has_value()) queue = idle_.MakeEvictions();
-    const KvFormat format = recompute.contains(i) ? KvFormat::kQ8 : chunk.stored_format;
+    const KvFormat format =
+        recompute.contains(i) ? KvFormat::kQ8 : LoadFormat(state_.kv, context, i);
     const auto slot = queue->Claim(state_.kv.geometry.ChunkBytes(format), id, evicted);
     if (!slot.has_value()) break;
     if (recompute.contains(i)) {
@@ -246,6 +289,13 @@ absl::StatusOr<ResidentChunks> LeaseChunks::Share(LeaseId id, uint32_t first,
       return chunk == nullptr || !state_.kv.MayStandFor(*chunk, KvFormat::kQ8);
     });
     equal.erase(end, equal.end());
+    // What lacks blocks is of use only if the call's tokens do not read them.
+    std::vector<bool> lacks = Lacking(state_.kv, *context);
+    lacks.resize(first);
+    for (const ContextChunk* chunk : equal) lacks.push_back(LacksBlocks(chunk->slot->format));
+    const auto chunks = static_cast<uint32_t>(lacks.size());
+    const uint32_t keep = policy::ContinuableChunks(lacks, chunks, state_.kv.geometry.window_reach);
+    equal.resize(std::max(keep, first) - first);
     if (equal.size() > best.size()) best = std::move(equal);
   }
   ResidentChunks shared;

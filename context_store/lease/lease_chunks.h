@@ -79,7 +79,9 @@ class LeaseChunks {
 
  private:
   // Which of the context's chunks are to be recomputed; cuts the context behind what can be used.
-  std::set<uint32_t> PlanLoad(const LoadRules& rules, bool rebuild, ContextChunks* kv);
+  std::set<uint32_t> PlanLoad(const LoadRules& rules, bool rebuild, KvContext* context);
+  void KeepComputable(std::set<uint32_t>* recompute, ContextChunks* kv,
+                      const std::vector<KvFormat>& formats);
   std::vector<ChunkLoad> TakeLoadSlots(Lease* lease, LeaseId id,
                                        const std::set<uint32_t>& recompute, const LoadRules& rules,
                                        uint64_t* evicted);

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "base/strings.h"
+#include "context_store/arena/hidden_kv.h"
 #include "context_store/invariant.h"
 
 namespace withy::context_store {
@@ -190,6 +191,7 @@ Effects LeaseTable::FinishCommit(LeaseId id, bool stored) {
     if (lease.epoch == epoch_) {
       KeepCommitted(std::move(lease.commit), &context->kv, &lease.claimed, &state_.kv.pool);
       state_.kv.Deduplicate(context);
+      GiveUpLackingCopies(state_.kv, context);
     } else if (!lease.rebuild) {
       Truncate(0, &context->kv, &state_.kv.pool);  // the record has changed without this KV
     }

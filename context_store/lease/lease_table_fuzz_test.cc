@@ -11,6 +11,7 @@
 #include "base/test_seed.h"
 #include "context_store/lease/lease_table.h"
 #include "context_store/lease/lease_table_testing.h"
+#include "policy/kv/kv_window.h"
 
 namespace withy::context_store {
 namespace {
@@ -18,7 +19,10 @@ namespace {
 // Checked against a model of who may write which slot.
 class LeaseTableFuzz {
  public:
-  explicit LeaseTableFuzz(uint32_t seed) : random_(seed) {}
+  // `lacking`: the models have layers with a window, and the arena has room for contexts that are
+  // long enough to hide something; chunks that leases are given without blocks are added to it.
+  explicit LeaseTableFuzz(uint32_t seed, uint32_t* lacking = nullptr)
+      : lacking_(lacking), random_(seed) {}
 
   void Run(int steps) {
     table_.SetPublicChunks({std::string(31, 'A') + 'x', std::string(31, 'B') + 'x'});
@@ -143,6 +147,16 @@ class LeaseTableFuzz {
     if (!loads.empty()) loads_.push_back({id, lease.context, std::move(loads)});
     const auto resident = table_.chunks().Resident(id);
     lease.next = static_cast<uint32_t>(resident.size());
+    std::vector<bool> lacks;
+    for (const ResidentChunk& chunk : resident) {
+      if (chunk.state == ResidentChunk::State::kToCompute) {
+        EXPECT_TRUE(policy::CanContinue(lacks, chunk.where.chunk * kChunkTokens,
+                                        table_.kv().geometry.window_reach))
+            << "chunk " << chunk.where.chunk << " cannot be computed";
+      }
+      lacks.push_back(LacksBlocks(chunk.where.slot.format));
+      if (windows_ && lacks.back()) ++*lacking_;
+    }
     for (const ResidentChunk& chunk : resident) {
       if (chunk.state == ResidentChunk::State::kToCompute) {
         lease.writes.insert(chunk.where.slot.units);
@@ -160,7 +174,7 @@ class LeaseTableFuzz {
       table_.idle().ForgetCopies({1 + Pick(static_cast<uint32_t>(copies_ + 1))});
       return;
     }
-    for (uint32_t chunk = 0; chunk < 12; ++chunk) {
+    for (uint32_t chunk = 0; chunk < (windows_ ? 80 : 12); ++chunk) {
       const auto work = table_.idle().BeginWrite(context, chunk);
       if (work.has_value()) table_.idle().FinishWrite(*work, Pick(4) == 0 ? 0 : ++copies_);
     }
@@ -201,7 +215,13 @@ class LeaseTableFuzz {
   }
   void Attach() {
     const WorkerInstance worker = Pick(3) + 1;
-    const auto attached = table_.Attach(worker, LeaseGeometry(static_cast<char>('a' + Pick(2))));
+    Geometry geometry = LeaseGeometry(static_cast<char>('a' + Pick(2)));
+    if (windows_) {
+      geometry.window_reach = 20;
+      geometry.windowed.Add(1);
+      geometry.windowed.Add(2);
+    }
+    const auto attached = table_.Attach(worker, geometry);
     if (!attached.ok()) return;
     EXPECT_GT(attached->epoch, epoch_);
     epoch_ = attached->epoch;
@@ -269,7 +289,7 @@ class LeaseTableFuzz {
       return;
     }
     const uint32_t first = Pick(4) == 0 ? Pick(lease.next + 1) : lease.next;
-    const uint32_t count = Pick(3) + 1;
+    const uint32_t count = Pick(windows_ ? 30 : 3) + 1;
     uint64_t evicted = 0;
     const auto claimed = table_.Claim(id, first, count, &evicted, Pick(4) != 0);
     if (lease.wished > 0) {
@@ -296,7 +316,7 @@ class LeaseTableFuzz {
     auto& [id, lease] = *picked;
     const auto resident = table_.chunks().Resident(id);
     std::vector<ChunkIdentity> chunks;
-    const uint32_t keep = Pick(lease.next + 1);
+    const uint32_t keep = windows_ && Pick(3) != 0 ? lease.next : Pick(lease.next + 1);
     for (uint32_t i = 0; i < keep; ++i) {
       const bool full = i < resident.size() && resident[i].identity.tokens == kChunkTokens;
       chunks.push_back(full ? resident[i].identity : ChunkIdentity{Identity(i), 16, 50});
@@ -379,6 +399,15 @@ class LeaseTableFuzz {
   }
   void Demote() {
     const std::string context(1, static_cast<char>('a' + Pick(4)));
+    if (windows_ && Pick(2) == 0) {
+      for (const auto& [id, chunk] : table_.idle().Hidden(kSlotBytes * Pick(8))) {
+        const auto work = table_.idle().BeginDemotion(id, chunk, KvFormat::kQ8Global);
+        ASSERT_TRUE(work.has_value());
+        const auto slot = table_.idle().FinishDemotion(*work, KvFormat::kQ8Global);
+        ASSERT_TRUE(slot.has_value());
+        EXPECT_EQ(table_.kv().pool.at(slot->units).bytes(), kSlotBytes / kLayers);
+      }
+    }
     const KvFormat to = Pick(2) == 0 ? KvFormat::kQ4 : KvFormat::kQ2;
     const auto work = table_.idle().BeginDemotion(context, Pick(6), to);
     if (work.has_value()) table_.idle().FinishDemotion(*work, to);
@@ -387,8 +416,10 @@ class LeaseTableFuzz {
       table_.idle().Compact(1 + Pick(3), UINT64_MAX, [](SlotAt, SlotAt, uint64_t) {});
   }
 
+  uint32_t* const lacking_;
+  const bool windows_ = lacking_ != nullptr;
   std::mt19937 random_;
-  LeaseTable table_{MakeLimits(12), 0};
+  LeaseTable table_{MakeLimits(windows_ ? 80 : 12), 0};
   uint64_t epoch_ = 0;
   WorkerInstance worker_ = 0;
   std::set<WorkerInstance> live_;
@@ -411,6 +442,18 @@ TEST(LeaseTableProperty, NoSlotEverHasTwoOwnersAndNoneIsLost) {
     LeaseTableFuzz(first + i).Run(1500);
     if (::testing::Test::HasFatalFailure()) return;
   }
+}
+
+// Nor with chunks that lack hidden blocks, and no lease is to compute what it cannot.
+TEST(LeaseTableProperty, NorWhereWindowsHideBlocks) {
+  const uint32_t first = TestSeed();
+  uint32_t lacking = 0;
+  for (uint32_t i = 0; i < 40; ++i) {
+    SCOPED_TRACE(::testing::Message() << "seed " << first + i);
+    LeaseTableFuzz(first + i, &lacking).Run(1500);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(lacking, 100u);
 }
 
 }  // namespace

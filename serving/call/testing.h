@@ -59,7 +59,7 @@ class CrawlingClock final : public Clock {
 };
 
 inline engine::KvGeometry GeometryOf(const engine::KvInfo& kv) {
-  return {kv.layers, kv.kv_heads, kv.head_dim};
+  return {kv.layers, kv.kv_heads, kv.head_dim, kv.windowed};
 }
 
 // The slot of 8 bits that begins where `number` such slots end.

@@ -25,10 +25,12 @@ bool HeadersMatch(const Arena& arena, const engine::KvGeometry& geometry,
   const engine::KvSlot slot = chunk.where.slot;
   if (!arena.Holds(geometry, slot)) return false;
   for (int layer = 0; layer < geometry.layers; ++layer) {
-    std::byte* block = arena.At(slot.Block(geometry, layer));
+    const engine::KvBlockName name = slot.Block(geometry, layer);
+    if (!name.exists()) continue;  // its window hides the chunk
+    std::byte* block = arena.At(name);
     engine::KvBlockHeader header = ReadHeader(block);
     if (header.layer != static_cast<uint32_t>(layer) || header.filled != chunk.name.tokens ||
-        header.format != slot.format ||
+        header.format != name.format ||
         std::memcmp(header.identity, chunk.name.identity.data(), sizeof(header.identity)) != 0) {
       return false;
     }

@@ -11,6 +11,7 @@ void ContextBlocks::Add(engine::KvSlot slot) {
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     blocks_.push_back(slot.Block(geometry_, layer));
   }
+  lacks_.push_back(slot.format == engine::KvFormat::kQ8Global);
   density_.push_back(0);
   versions_.push_back(engine::NewKvNumber());
 }
@@ -34,12 +35,14 @@ void ContextBlocks::Replace(int32_t chunk, engine::KvSlot slot) {
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     blocks_[static_cast<size_t>(chunk * geometry_.layers + layer)] = slot.Block(geometry_, layer);
   }
+  lacks_[static_cast<size_t>(chunk)] = slot.format == engine::KvFormat::kQ8Global;
   versions_[static_cast<size_t>(chunk)] = engine::NewKvNumber();
 }
 
 void ContextBlocks::Truncate(int32_t chunks) {
   const auto left = static_cast<size_t>(chunks);
   blocks_.resize(left * static_cast<size_t>(geometry_.layers));
+  lacks_.resize(left);
   density_.resize(left);
   versions_.resize(left);
 }

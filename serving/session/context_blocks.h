@@ -40,6 +40,8 @@ class ContextBlocks {
   void Truncate(int32_t chunks);
   // Whether the chunk has fewer bits than the working format.
   bool IsCompressed(size_t chunk) const;
+  // By chunk: whether it lacks the blocks of layers with a window.
+  const std::vector<bool>& lacks() const { return lacks_; }
 
   // Valid until the next chunks are added.
   engine::ContextView View(int32_t committed_tokens) {
@@ -64,6 +66,7 @@ class ContextBlocks {
   const engine::KvGeometry geometry_;
   const std::shared_ptr<const Arena> arena_;  // shared: a step may use it after a detach
   std::vector<engine::KvBlockName> blocks_;   // [chunk * layers + layer]
+  std::vector<bool> lacks_;                   // by chunk
   std::vector<float> density_;                // by chunk, as ContextView::density
   std::vector<uint64_t> versions_;            // by chunk, as ContextView::chunk_versions
 };

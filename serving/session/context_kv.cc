@@ -5,15 +5,33 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/session/solo_answer.h"
+#include "policy/kv/kv_window.h"
 #include "serving/session/chunk_headers.h"
 
 namespace withy::serving {
+namespace {
+
+// As policy/kv/kv_window.h has them, for a model's windows.
+bool CanContinue(const engine::KvInfo& kv, const std::vector<bool>& lacks, int32_t position) {
+  return policy::CanContinue(lacks, static_cast<uint32_t>(position),
+                             static_cast<uint32_t>(kv.window_reach));
+}
+size_t Continuable(const engine::KvInfo& kv, const std::vector<bool>& lacks, size_t chunks) {
+  return policy::ContinuableChunks(lacks, static_cast<uint32_t>(chunks),
+                                   static_cast<uint32_t>(kv.window_reach));
+}
+
+}  // namespace
 
 ContextKv::ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
                      std::shared_ptr<const Arena> arena)
     : model_(model),
       namer_(namer),
-      blocks_({model.kv.layers, model.kv.kv_heads, model.kv.head_dim}, std::move(arena)),
+      blocks_({.layers = model.kv.layers,
+               .kv_heads = model.kv.kv_heads,
+               .head_dim = model.kv.head_dim,
+               .windowed = model.kv.windowed},
+              std::move(arena)),
       lowest_level_(static_cast<int32_t>(model.levels.size()) - 1) {}
 
 void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
@@ -45,17 +63,24 @@ void ContextKv::AdoptResident(std::span<const ResidentChunk> resident, std::span
   const auto end = static_cast<int32_t>(ids.size());
   using State = ResidentChunk::State;
   std::vector<State> states;
+  std::vector<bool> lacks;
+  int32_t tokens = 0;
   for (size_t i = 0; i < matching; ++i) {
     // The last token of a prompt is always computed: the answer begins with its logits. A chunk
     // that has it already is not used, so that it is not written.
-    if (!rules.rebuild && reused_tokens_ + names[i].tokens >= end) break;
-    // Computed at another level it would have another name, and so would all that follow it.
-    if (resident[i].state == State::kToCompute && names[i].level_percent != rules.level_percent) {
-      break;
+    if (!rules.rebuild && tokens + names[i].tokens >= end) break;
+    if (resident[i].state == State::kToCompute) {
+      // Computed at another level it would have another name, and so would all that follow it.
+      if (names[i].level_percent != rules.level_percent || !CanContinue(model_.kv, lacks, tokens))
+        break;
     }
     states.push_back(resident[i].state);
-    Reuse(resident[i], names[i]);
+    lacks.push_back(resident[i].where.slot.format == engine::KvFormat::kQ8Global);
+    tokens += names[i].tokens;
   }
+  if (!CanContinue(model_.kv, lacks, tokens))
+    states.resize(Continuable(model_.kv, lacks, states.size()));
+  for (size_t i = 0; i < states.size(); ++i) Reuse(resident[i], names[i]);
   load_ = policy::KvLoad(std::move(states), static_cast<uint32_t>(model_.kv.layers));
 }
 
@@ -89,13 +114,19 @@ void ContextKv::AdoptShared(std::span<const ResidentChunk> chunks, std::span<con
   std::vector<ChunkName> names = reused_;
   for (const ResidentChunk& chunk : chunks) names.push_back(chunk.name);
   const size_t matching = namer_.MatchingChunks(names, ids);
+  const size_t first = reused_.size();
+  std::vector<bool> lacks = blocks_.lacks();
   for (const ResidentChunk& chunk : chunks) {
-    const bool next = chunk.where.chunk == static_cast<int32_t>(reused_.size()) &&
-                      reused_.size() < matching && chunk.name.tokens == engine::kChunkTokens &&
-                      reused_tokens_ + chunk.name.tokens < static_cast<int32_t>(ids.size());
+    const size_t number = lacks.size();
+    const auto end = static_cast<int32_t>(number + 1) * engine::kChunkTokens;
+    const bool next = chunk.where.chunk == static_cast<int32_t>(number) && number < matching &&
+                      chunk.name.tokens == engine::kChunkTokens &&
+                      end < static_cast<int32_t>(ids.size());
     if (!next || !HeadersMatch(blocks_.arena(), blocks_.geometry(), chunk)) break;
-    Reuse(chunk, names[reused_.size()]);
+    lacks.push_back(chunk.where.slot.format == engine::KvFormat::kQ8Global);
   }
+  for (size_t i = first; i < Continuable(model_.kv, lacks, lacks.size()); ++i)
+    Reuse(chunks[i - first], names[i]);
 }
 
 int32_t ContextKv::compressed_tokens() const {
@@ -126,6 +157,7 @@ size_t ContextKv::CompressedFrom() const {
 
 void ContextKv::Truncate(int32_t chunk) {
   if (chunk >= blocks_.chunks()) return;
+  chunk = static_cast<int32_t>(Continuable(model_.kv, blocks_.lacks(), static_cast<size_t>(chunk)));
   blocks_.Truncate(chunk);
   reused_.resize(std::min(reused_.size(), static_cast<size_t>(chunk)));
   reused_tokens_ = std::min(reused_tokens_, blocks_.slots());
@@ -142,6 +174,15 @@ absl::Status ContextKv::Apply(const LoadEvent& event, int64_t now_ns) {
                                               static_cast<int>(slot.format), " at ", slot.offset(),
                                               " is yielded, which cannot be"));
     }
+  }
+  std::vector<bool> lacks = blocks_.lacks();
+  for (const auto& [chunk, slot] : event.slots) {
+    if (chunk >= chunks) continue;
+    lacks[static_cast<size_t>(chunk)] = false;
+    if (CanContinue(model_.kv, lacks, chunk * engine::kChunkTokens)) continue;
+    return absl::InternalError(absl::StrCat("context store: chunk ", chunk,
+                                            " is yielded, within whose windows are chunks without "
+                                            "the blocks of layers with a window"));
   }
   if (!load_.Apply(event.what, now_ns)) {
     return absl::InternalError(absl::StrCat("context store: change ", event.what.change,

@@ -45,7 +45,8 @@ class ContextKv {
   ContextKv(const engine::ModelInfo& model, const ChunkNamer& namer,
             std::shared_ptr<const Arena> arena);
 
-  // Takes over the first of `resident` that `ids` need. Called once, before anything else.
+  // Takes over the first of `resident` that `ids` need, as many as leave the windows whole of what
+  // follows them (policy/kv/kv_window.h). Called once, before anything else.
   void AdoptResident(std::span<const ResidentChunk> resident, std::span<const int32_t> ids,
                      const ReuseRules& rules);
   // Names of the full chunks behind those that are taken over, but for the last of `ids`, as the
@@ -77,8 +78,9 @@ class ContextKv {
 
   // Which tokens have to be computed.
   KvHoles holes() const { return {load_, reused_tokens_}; }
-  // Gives up the chunks from `chunk` on: they have to be claimed, and their tokens computed. A
-  // claim that is under way is of no use then.
+  // Gives up the chunks from `chunk` on, and those before it without which the windows of its first
+  // token are not whole: they have to be claimed, and their tokens computed. A claim that is under
+  // way is of no use then.
   void Truncate(int32_t chunk);
   // The lowest level of the reused chunks, as an index; the full one without any.
   int32_t lowest_level() const { return lowest_level_; }

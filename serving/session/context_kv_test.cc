@@ -346,5 +346,108 @@ TEST(ContextKvTest, TokensOfAnotherLevelAreCounted) {
   EXPECT_EQ(next.compressed_tokens(), 0);
 }
 
+// A model of which layer 1 of two has a window: rows read its blocks 40 tokens back.
+struct WindowedKv : Kv {
+  WindowedKv() {
+    model.kv.windowed.Add(1);
+    model.kv.window_reach = 40;
+  }
+  engine::KvGeometry geometry() const { return GeometryOf(model.kv); }
+  // The chunks without the blocks of layer 1: their slots are moved to where nothing else is.
+  void Narrow(std::vector<ResidentChunk>* chunks, const std::vector<size_t>& which) const {
+    for (const size_t i : which) {
+      const engine::KvSlot from = (*chunks)[i].where.slot;
+      const auto units =
+          static_cast<uint32_t>((16 * geometry().ChunkBytes() + i * geometry().BlockBytes()) / 64);
+      const engine::KvSlot to{units, engine::KvFormat::kQ8Global};
+      std::memcpy(arena->At(to.Block(geometry(), 0)), arena->At(from.Block(geometry(), 0)),
+                  geometry().BlockBytes());
+      std::memset(arena->At(from.Block(geometry(), 0)), 0xEE, geometry().ChunkBytes());
+      (*chunks)[i].where.slot = to;
+    }
+  }
+  int32_t Reused(const std::vector<ResidentChunk>& chunks, int32_t tokens) const {
+    ContextKv context = Make();
+    context.AdoptResident(chunks, Tokens(tokens), {});
+    for (int32_t i = 0; i < context.blocks().chunks(); ++i) {
+      EXPECT_EQ(context.blocks().lacks()[static_cast<size_t>(i)],
+                chunks[static_cast<size_t>(i)].where.slot.format != engine::KvFormat::kQ8);
+    }
+    return context.reused_tokens();
+  }
+};
+
+TEST(ContextKvTest, GoesOnOnlyWhereAllWindowsAreWhole) {
+  const WindowedKv kv;
+  std::vector<ResidentChunk> chunks = Computed(kv, Tokens(120));
+  ASSERT_EQ(kv.Reused(chunks, 130), 120);
+  kv.Narrow(&chunks, {0, 1, 2, 3, 4});
+  EXPECT_EQ(kv.Reused(chunks, 130), 120) << "the windows of token 120 begin with token 80";
+  EXPECT_EQ(kv.Reused(chunks, 119), 0) << "those of token 112 do not";
+  kv.Narrow(&chunks, {5});
+  EXPECT_EQ(kv.Reused(chunks, 130), 0);
+  // What lacks nothing before the first of them is of use.
+  std::vector<ResidentChunk> later = Computed(kv, Tokens(120));
+  kv.Narrow(&later, {3, 4});
+  EXPECT_EQ(kv.Reused(later, 100), 48);
+}
+
+// A chunk that is lost in the middle takes those with it whose windows its tokens would need.
+TEST(ContextKvTest, ALostChunkIsComputedFromWhereWindowsAreWhole) {
+  const WindowedKv kv;
+  std::vector<ResidentChunk> chunks = Computed(kv, Tokens(160));
+  kv.Narrow(&chunks, {2, 3, 4, 5});
+  for (const int32_t lost : {9, 8, 7, 6, 3}) {
+    ContextKv context = kv.Make();
+    context.AdoptResident(chunks, Tokens(170), {});
+    ASSERT_EQ(context.reused_tokens(), 160);
+    context.Truncate(lost);
+    EXPECT_EQ(context.reused_tokens(), lost == 9 ? 144 : 32) << lost;
+    EXPECT_EQ(context.BeginClaim(170)->first, lost == 9 ? 9 : 2) << lost;
+  }
+}
+
+TEST(ContextKvTest, WhatItCannotComputeIsNotTakenFromTheStore) {
+  const WindowedKv kv;
+  using State = ResidentChunk::State;
+  std::vector<ResidentChunk> chunks = Computed(kv, Tokens(160));
+  kv.Narrow(&chunks, {0, 1, 2});
+  chunks[4].state = State::kToCompute;  // its windows reach into chunk 2
+  ContextKv bad = kv.Make();
+  bad.AdoptResident(chunks, Tokens(170), {});
+  EXPECT_EQ(bad.reused_tokens(), 0);
+  // What is computed itself lacks nothing.
+  chunks = Computed(kv, Tokens(160));
+  kv.Narrow(&chunks, {2, 3});
+  for (const size_t i : {size_t{0}, size_t{1}}) chunks[i].state = State::kToCompute;
+  for (const size_t i : {size_t{2}, size_t{3}, size_t{4}}) chunks[i].state = State::kReading;
+  ContextKv context = kv.Make();
+  context.AdoptResident(chunks, Tokens(170), {});
+  ASSERT_EQ(context.reused_tokens(), 160);
+  EXPECT_EQ(context.holes().Count(0, 160), 32);
+  // Chunk 4 alone cannot be yielded; with those before it it can.
+  LoadEvent event{.what = {.kind = policy::KvLoadEvent::Kind::kYielded, .change = 1, .chunks = {4}},
+                  .slots = Kv::Chunks(4, 1)};
+  EXPECT_EQ(context.Apply(event, 1).code(), absl::StatusCode::kInternal);
+  event.what.chunks = {2, 3, 4};
+  event.slots = Kv::Chunks(2, 3);
+  ASSERT_TRUE(context.Apply(event, 1).ok());
+  EXPECT_EQ(context.holes().Count(0, 160), 80);
+}
+
+TEST(ContextKvTest, SharesWhatLacksBlocksOnlyBeforeWholeWindows) {
+  const WindowedKv kv;
+  std::vector<ResidentChunk> other = Computed(kv, Tokens(160));
+  kv.Narrow(&other, {0, 1, 2});
+  const auto shared = [&](int32_t tokens) {
+    ContextKv context = kv.Make();
+    context.AdoptShared(other, Tokens(tokens));
+    return context.reused_tokens();
+  };
+  EXPECT_EQ(shared(170), 160);
+  EXPECT_EQ(shared(100), 96);
+  EXPECT_EQ(shared(95), 0) << "token 80 reads chunk 2";
+}
+
 }  // namespace
 }  // namespace withy::serving

@@ -288,6 +288,8 @@ Answer Generate(v1::LlmService::Stub& stub, const std::string& token,
     if (response.has_finished()) answer.finished = response.finished();
     if (!response.has_delta()) continue;
     answer.text += response.delta().text();
+    answer.tokens.insert(answer.tokens.end(), response.delta().tokens().begin(),
+                         response.delta().tokens().end());
     if (on_delta != nullptr && !on_delta(answer)) context.TryCancel();
   }
   answer.status = rpc::FromGrpc(reader->Finish());

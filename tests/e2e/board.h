@@ -23,7 +23,8 @@ inline const std::vector<std::string> kProcesses = {"context_store", "model_work
 // Everything an app received from one Generate.
 struct Answer {
   absl::Status status;
-  std::string text;  // the deltas, joined
+  std::string text;               // the deltas, joined
+  std::vector<v1::Token> tokens;  // theirs
   v1::GenerateStarted started;
   v1::GenerateFinished finished;  // default if the call failed
   int64_t retry_after_ms = -1;

@@ -2,6 +2,7 @@
 // Where they do, because KV lost bits, they say so.
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "rpc/channel.h"
 #include "tests/e2e/board.h"
+#include "tests/e2e/test_model.h"
 #include "withy/v1/context_store.grpc.pb.h"
 
 namespace withy::e2e {
@@ -30,8 +32,9 @@ class KeptKvTest : public ::testing::Test {
  protected:
   // The pocket model: its answers are text that can be sent again.
   // `store`: a program that is context_store; empty: its own.
-  void StartBoard(std::vector<std::string> overrides, const std::string& store = "") {
-    overrides.push_back("model.path=" WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf");
+  void StartBoard(std::vector<std::string> overrides, const std::string& store = "",
+                  const std::string& model = WITHY_SOURCE_DIR "/models/withy-pocket-q8_0.gguf") {
+    overrides.push_back("model.path=" + model);
     board_ = std::make_unique<Board>(std::move(overrides));
     if (!store.empty()) board_->Use("context_store", store);
     board_->StartAll();
@@ -149,6 +152,94 @@ TEST_F(KeptKvTest, AnAnswerOnKvOfFewerBitsSaysSoAlsoAfterRestarts) {
   const v1::Usage later = Say(&talk, "and now?");
   EXPECT_GT(later.compressed_kv_tokens(), compressed + next.prompt_tokens() / 2);
   EXPECT_LT(later.compressed_kv_tokens(), later.reused_tokens());
+}
+
+// What was answered: tokens and their log-probabilities, whose bits change when any K or V does.
+using Told = std::vector<std::pair<int32_t, float>>;
+
+class WindowedKvTest : public KeptKvTest {
+ protected:
+  Told Ask(const std::string& context_id, const std::string& text) {
+    v1::GenerateRequest request = UserRequest(context_id, text, kAnswerTokens);
+    request.mutable_limits()->set_logprobs(1);
+    const Answer answer = GenerateWithRetry(*stub_, token_, request);
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.finished.usage().compressed_kv_tokens(), 0u);
+    reused_ += answer.finished.usage().reused_tokens();
+    Told told;
+    for (const v1::Token& token : answer.tokens) told.emplace_back(token.id(), token.logprob());
+    return told;
+  }
+  static std::string Words(int number, int words) {
+    std::string text = "Talk " + std::to_string(number) + ":";
+    for (int i = 0; i < words; ++i) text += " the cat sat on mat " + std::to_string(i * number);
+    return text;
+  }
+  // Conversations of several lengths; two and two begin alike, for longer than any window.
+  // `between` is called now and then with a number.
+  template <typename Between>
+  std::vector<Told> Converse(Between between) {
+    std::vector<Told> all;
+    std::vector<std::string> talks;
+    int steps = 0;
+    for (int talk = 0; talk < 8; ++talk) {
+      talks.push_back(CreateContext(*stub_, token_));
+      all.push_back(Ask(talks.back(), Words(talk / 2, 40 + 10 * (talk / 2))));
+      if (talk % 3 == 2) between(steps++);
+    }
+    for (int round = 0; round < 3; ++round) {
+      for (int talk = 0; talk < 8; ++talk) {
+        all.push_back(Ask(talks[static_cast<size_t>(talk)], Words(talk + round, talk % 4 * 8)));
+      }
+      between(steps++);
+    }
+    // One that goes on as another one did, and one that turns off early.
+    for (const int words : {60, 20}) {
+      talks.push_back(CreateContext(*stub_, token_));
+      all.push_back(Ask(talks.back(), Words(2, words)));
+    }
+    return all;
+  }
+  uint64_t ResidentBytes(v1::KvFormat wanted) {
+    const v1::GetStoreInfoResponse info = StoreInfo();
+    for (const v1::KvFormatBytes& format : info.kv()) {
+      if (format.format() == wanted) return format.resident_bytes();
+    }
+    return 0;
+  }
+
+  uint64_t reused_ = 0;
+};
+
+// A model with sliding windows answers with the same bits where the KV that windows hide has left
+// the arena and the disk, over evictions, restarts and kills, as where everything is kept.
+TEST_F(WindowedKvTest, AnswersAreThoseWithAllKvKept) {
+  StartBoard({"store.arena_bytes=134217728"}, "", TestWindowedPath());
+  const std::vector<Told> kept = Converse([](int) {});
+  EXPECT_EQ(StoreInfo().evicted_chunks(), 0u);
+  EXPECT_EQ(ResidentBytes(v1::KV_FORMAT_Q8_GLOBAL), 0u) << "there was room";
+  const uint64_t all_reused = reused_;
+  board_.reset();
+  reused_ = 0;
+
+  StartBoard({"store.arena_bytes=4194304"}, "", TestWindowedPath());
+  uint64_t narrow = 0;
+  const std::vector<Told> again = Converse([&](int step) {
+    narrow = std::max(narrow, ResidentBytes(v1::KV_FORMAT_Q8_GLOBAL));
+    Rest();
+    if (step == 1) KillAndRestartAll();
+    if (step == 3) board_->Kill("context_store");
+    if (step == 3) board_->Start("context_store");
+    ASSERT_TRUE(board_->WaitUntilServing()) << board_->Log("context_store");
+  });
+  ASSERT_EQ(again.size(), kept.size());
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_FALSE(kept[i].empty());
+    EXPECT_EQ(again[i], kept[i]) << "answer " << i;
+  }
+  EXPECT_GT(narrow, 0u);
+  EXPECT_GT(reused_, all_reused / 2);
+  EXPECT_GT(StoreInfo().read_chunks(), 0u);
 }
 
 }  // namespace

@@ -119,6 +119,18 @@ const std::string& SlowModelPath() {
   return path;
 }
 
+const std::string& TestWindowedPath() {
+  static const std::string path = [] {
+    engine::SynthShape shape = TinyShape();
+    shape.architecture = "gemma3";
+    shape.layers = 6;
+    shape.sliding_window = 32;
+    shape.context_length = 4096;
+    return Write("windowed", 6, shape);
+  }();
+  return path;
+}
+
 const std::string& TestElasticPath() {
   static const std::string path = WriteElastic();
   return path;
