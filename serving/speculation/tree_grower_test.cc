@@ -90,7 +90,7 @@ class TreeGrowerTest : public testing::Test {
   engine::TestFolder folder_;
   engine::PassNumbers passes_;
   std::vector<float> logits_;
-  const engine::SamplingParams sampling_;
+  const engine::SamplingParams sampling_ = {};
   std::unique_ptr<engine::Model> model_ = engine::OpenTiny(
       folder_, engine::WriteTiny(folder_, engine::TinyShape(), engine::GgmlType::kQ8_0));
 };
