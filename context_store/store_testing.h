@@ -44,7 +44,9 @@ class CountingListener final : public LeaseListener {
     yielded.push_back(std::move(event.slots));
   }
   void OnClaimed(std::vector<ChunkSlot> chunks, std::string) override {
+    absl::MutexLock lock(&mutex);
     late_chunks += static_cast<int>(chunks.size());
+    late.insert(late.end(), chunks.begin(), chunks.end());
   }
   void OnEnded(const absl::Status&) override { ++ended; }
   std::atomic<int> granted{0};
@@ -54,6 +56,7 @@ class CountingListener final : public LeaseListener {
   std::atomic<int> late_chunks{0};  // of claims that waited
   absl::Mutex mutex;
   std::vector<std::vector<ChunkSlot>> yielded ABSL_GUARDED_BY(mutex);  // answers to Yield
+  std::vector<ChunkSlot> late ABSL_GUARDED_BY(mutex);                  // the late chunks
 };
 
 // Loads the context of a lease whose listener is `listener`, and waits until everything that is

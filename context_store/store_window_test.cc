@@ -104,8 +104,6 @@ class StoreWindowTest : public StoreFixture {
   }
   // Chunks that the store gives a call, once all of them have arrived.
   ResidentChunks Given(LeaseId lease) {
-    listener_->layers = 0;
-    listener_->failed = UINT32_MAX;
     const auto loaded = store_->leases().Load(lease);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     ResidentChunks chunks = loaded->resident;
@@ -155,9 +153,21 @@ class StoreWindowTest : public StoreFixture {
     }
     return use;
   }
+  // Waits where slots are still being read into.
+  std::vector<ChunkSlot> Claim(LeaseId lease, uint32_t first, uint32_t count) {
+    const auto claimed = store_->leases().Claim(lease, first, count);
+    EXPECT_TRUE(claimed.ok()) << claimed.status();
+    if (!claimed.ok() || !claimed->waits)
+      return claimed.ok() ? claimed->chunks : std::vector<ChunkSlot>();
+    EXPECT_TRUE(Eventually([&] { return listener_->late_chunks > 0; }));
+    absl::MutexLock lock(&listener_->mutex);
+    return listener_->late;
+  }
   // A call after which the context's text is `text`. Returns the chunks that it did not compute.
   uint32_t Say(const std::string& context, const Text& text) {
     const std::vector<std::string> identities = NamesOf(text);
+    // One that this call alone has: what the last one's load told may still be on its way.
+    listener_ = std::make_shared<CountingListener>();
     const auto opening =
         store_->leases().Open({.epoch = epoch_,
                                .app_id = "app",
@@ -179,22 +189,39 @@ class StoreWindowTest : public StoreFixture {
     }
     lacking_ += used_lacking_;
     if (use < identities.size()) {
-      const auto claimed =
-          store_->leases().Claim(opening->id, use, static_cast<uint32_t>(identities.size()) - use);
-      EXPECT_TRUE(claimed.ok()) << claimed.status();
-      if (!claimed.ok()) {
+      const auto count = static_cast<uint32_t>(identities.size()) - use;
+      const std::vector<ChunkSlot> claimed = Claim(opening->id, use, count);
+      EXPECT_EQ(claimed.size(), count);
+      if (claimed.size() < count) {
         store_->leases().Abort(opening->id);
         return use;
       }
-      for (const ChunkSlot& chunk : claimed->chunks) Compute(chunk.slot, identities[chunk.chunk]);
+      for (const ChunkSlot& chunk : claimed) Compute(chunk.slot, identities[chunk.chunk]);
     }
     LeaseOutcome outcome;
     outcome.segments = {"text"};
     for (const std::string& identity : identities) {
       outcome.chunks.push_back({identity, kTokens, 100, 0.5f, 1});
     }
-    EXPECT_TRUE(store_->leases().Commit(opening->id, std::move(outcome)).ok());
+    const auto committed = store_->leases().Commit(opening->id, std::move(outcome));
+    EXPECT_TRUE(committed.ok()) << committed.status();
     return use;
+  }
+  // Damages some bytes of KV on disk.
+  void FlipBits() {
+    for (const auto& entry : std::filesystem::directory_iterator(dir_ / kv_)) {
+      std::error_code gone;  // a segment may be dropped meanwhile
+      const uintmax_t bytes = entry.file_size(gone);
+      if (gone || bytes == 0) continue;
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      for (int flips = static_cast<int>(random_() % 3); flips > 0; --flips) {
+        const auto at = static_cast<std::streamoff>(random_() % bytes);
+        file.seekg(at);
+        const int byte = file.get();
+        file.seekp(at);
+        file.put(static_cast<char>(byte ^ 16));
+      }
+    }
   }
   Text NewText(uint32_t chunks) {
     Text text;
@@ -488,8 +515,8 @@ TEST_F(StoreWindowTest, AWorkersWindowsAreChecked) {
   EXPECT_TRUE(attach([](Geometry*) {}).ok());
 }
 
-// Calls, edits, forks, evictions, restarts and kills in any order: what a call's tokens read is
-// what was computed, and what they read is there.
+// Calls, edits, forks, evictions, damage, restarts and kills in any order: what a call's tokens
+// read is what was computed, and what they read is there.
 TEST_F(StoreWindowTest, NoHistoryLosesWhatACallReads) {
   const auto seed = static_cast<uint32_t>(random_());
   SCOPED_TRACE(seed);
@@ -497,6 +524,7 @@ TEST_F(StoreWindowTest, NoHistoryLosesWhatACallReads) {
   segment_bytes_ = 256 << 10;
   // Now and then the disk takes little, so that chunks lose bits or are dropped.
   if (random_() % 3 == 0) daily_bytes_ = 2 << 20;
+  if (random_() % 2 == 0) disk_bytes_ = 512 << 10;
   StartWindowed();
   std::map<std::string, Text> talks;
   const auto pick = [&] {
@@ -504,8 +532,11 @@ TEST_F(StoreWindowTest, NoHistoryLosesWhatACallReads) {
   };
   uint64_t kept = 0;
   for (int step = 0; step < 220 && !HasFailure(); ++step) {
-    const uint32_t what = random_() % 24;
-    if (what == 0) {
+    const uint32_t what = random_() % 27;
+    if (what > 23) {
+      if (what == 24) RestartWindowed();
+      FlipBits();
+    } else if (what == 0) {
       RestartWindowed();
     } else if (what == 1) {
       KillWindowed();
