@@ -21,9 +21,9 @@
 namespace withy::bench {
 namespace {
 
-using testing::HasSubstr;
 using testing::Each;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 TEST(Trace, RequestsFollowTheSkewness) {
   EXPECT_THAT(RequestsByApp(600, 0), Each(100u));
