@@ -17,8 +17,8 @@ const std::string& SlowModelPath();
 const std::string& TestSlowPath();
 // A draft with a vocabulary that is not the target's.
 const std::string& TestForeignDraftPath();
-// The target's vocabulary, six layers, five of them with a window of 32 tokens, and contexts of 4,096
-// tokens.
+// The target's vocabulary, six layers, five of them with a window of 32 tokens, and contexts of
+// 4,096 tokens.
 const std::string& TestWindowedPath();
 // The target's shape with levels of 20, 60 and 100 %, and a TLM for it with fixed random choices:
 // 50 or 100 % of the prompt.
