@@ -149,6 +149,8 @@ class StoreFixture : public ::testing::Test {
   }
 
   LeaseId Open(const std::string& context) {
+    // A lease's own: what the last one's load told may still be on its way.
+    listener_ = std::make_shared<CountingListener>();
     const auto opening = store_->leases().Open({epoch_, "app", context, 1}, listener_);
     EXPECT_TRUE(opening.ok()) << opening.status();
     return opening->id;

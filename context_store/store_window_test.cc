@@ -157,8 +157,8 @@ class StoreWindowTest : public StoreFixture {
   std::vector<ChunkSlot> Claim(LeaseId lease, uint32_t first, uint32_t count) {
     const auto claimed = store_->leases().Claim(lease, first, count);
     EXPECT_TRUE(claimed.ok()) << claimed.status();
-    if (!claimed.ok() || !claimed->waits)
-      return claimed.ok() ? claimed->chunks : std::vector<ChunkSlot>();
+    if (!claimed.ok()) return {};
+    if (!claimed->waits) return claimed->chunks;
     EXPECT_TRUE(Eventually([&] { return listener_->late_chunks > 0; }));
     absl::MutexLock lock(&listener_->mutex);
     return listener_->late;
@@ -207,19 +207,14 @@ class StoreWindowTest : public StoreFixture {
     EXPECT_TRUE(committed.ok()) << committed.status();
     return use;
   }
-  // Damages some bytes of KV on disk.
+  // Damages some of the KV on disk.
   void FlipBits() {
     for (const auto& entry : std::filesystem::directory_iterator(dir_ / kv_)) {
       std::error_code gone;  // a segment may be dropped meanwhile
       const uintmax_t bytes = entry.file_size(gone);
       if (gone || bytes == 0) continue;
-      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-      for (int flips = static_cast<int>(random_() % 3); flips > 0; --flips) {
-        const auto at = static_cast<std::streamoff>(random_() % bytes);
-        file.seekg(at);
-        const int byte = file.get();
-        file.seekp(at);
-        file.put(static_cast<char>(byte ^ 16));
+      for (uint32_t flips = random_() % 3; flips > 0; --flips) {
+        FlipBit(entry.path(), random_() % (8 * bytes));
       }
     }
   }

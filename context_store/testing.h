@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +30,15 @@ bool Eventually(Condition condition) {
     std::this_thread::yield();
   }
   return true;
+}
+
+// Changes one bit of a file.
+inline void FlipBit(const std::string& path, uint64_t bit) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(bit / 8));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(bit / 8));
+  file.put(static_cast<char>(byte ^ (1 << (bit % 8))));
 }
 
 class TempDir {

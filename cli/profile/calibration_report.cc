@@ -18,7 +18,7 @@
 namespace withy::cli {
 namespace {
 
-using Cell = std::function<bool(const v1::CalibrationPoint&)>;
+using PointTest = std::function<bool(const v1::CalibrationPoint&)>;
 
 // On a quiet board samples differ by less than this share of their median.
 constexpr double kQuietSpread = 0.25;
@@ -29,7 +29,7 @@ std::string Millis(double us) {
 
 // Median of the first point of `level` for which `is` holds; "-" if there is none or it was
 // skipped.
-std::string Find(const v1::Calibration& record, uint32_t level, const Cell& is,
+std::string Find(const v1::Calibration& record, uint32_t level, const PointTest& is,
                  std::string (*print)(double us)) {
   for (const v1::CalibrationPoint& point : record.points()) {
     if (point.level_percent() == level && is(point) && !point.sample_us().empty())
@@ -57,7 +57,7 @@ std::string LevelTable(const v1::Calibration& record) {
   for (const uint32_t level : levels) {
     auto& row = rows.emplace_back();
     row.push_back(absl::StrCat(level));
-    const auto add = [&](const Cell& is) { row.push_back(Find(record, level, is, Millis)); };
+    const auto add = [&](const PointTest& is) { row.push_back(Find(record, level, is, Millis)); };
     for (const uint32_t length : lengths) {
       add([&](const auto& p) {
         return p.kind() == v1::CALIBRATION_KIND_PREFILL && p.rows() == length;

@@ -369,14 +369,6 @@ TEST_P(KvSegmentsTest, ACutSegmentIsAMissThatSaysSo) {
   ExpectMiss(segments_->Adopt(whole, 10), absl::StatusCode::kNotFound, whole, "missing");
 }
 
-void FlipBit(const std::string& path, uint64_t bit) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(bit / 8));
-  const int byte = file.get();
-  file.seekp(static_cast<std::streamoff>(bit / 8));
-  file.put(static_cast<char>(byte ^ (1 << (bit % 8))));
-}
-
 TEST_P(KvSegmentsTest, AFlippedBitAnywhereIsAMiss) {
   const uint64_t seed = RandomId64();
   SCOPED_TRACE("seed " + std::to_string(seed));
